@@ -1,0 +1,96 @@
+# Every command of the project. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+TOOLS   := $(CURDIR)/.tools
+BUF     := tools/buf/node_modules/.bin/buf
+DEV     := $(CURDIR)/.dev
+MODULES := . sdk/go
+GO      := go
+export CGO_ENABLED ?= 0
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+.PHONY: build
+build: ## build policyd and policyctl into bin/
+	$(GO) build -o bin/ ./cmd/policyd ./cmd/policyctl
+
+.PHONY: run
+run: build ## start policyd with embedded etcd and a demo fleet; Ctrl-C stops both
+	@mkdir -p $(DEV)
+	@exec bin/policyd dev --demo --data-dir $(DEV)
+
+# The race detector needs cgo.
+.PHONY: test
+test: ## all tests, with the race detector
+	@for m in $(MODULES); do (cd $$m && CGO_ENABLED=1 $(GO) test -race -timeout 20m ./...); done
+
+.PHONY: check
+check: check-gen check-format check-lint check-arch check-rules check-mod ## everything a change must pass beside the tests
+
+.PHONY: gen
+gen: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc $(BUF) ## generate code from proto/
+	cd proto && ../$(BUF) lint && ../$(BUF) generate
+
+.PHONY: check-gen
+check-gen: gen ## generated code is up to date
+	git diff --exit-code -- sdk/go/gen
+
+.PHONY: check-format
+check-format: $(TOOLS)/gofumpt
+	@out=$$(git ls-files '*.go' | grep -v '^sdk/go/gen/' | xargs $(TOOLS)/gofumpt -l); test -z "$$out" || { echo "not formatted (make fix-format):"; echo "$$out"; exit 1; }
+
+.PHONY: fix-format
+fix-format: $(TOOLS)/gofumpt ## format the code
+	git ls-files '*.go' | grep -v '^sdk/go/gen/' | xargs $(TOOLS)/gofumpt -w
+
+.PHONY: check-lint
+check-lint: $(TOOLS)/golangci-lint ## golangci-lint in both modules
+	@for m in $(MODULES); do (cd $$m && $(TOOLS)/golangci-lint run ./...); done
+
+.PHONY: check-arch
+check-arch: $(TOOLS)/go-arch-lint ## import rules
+	$(TOOLS)/go-arch-lint check --project-path .
+
+.PHONY: check-rules
+check-rules: ## house rules that no linter knows
+	cd tools && $(GO) run ./rules ..
+
+.PHONY: check-mod
+check-mod: ## module files are tidy; what the SDK pulls in is what sdk/go/deps.txt says
+	@for m in $(MODULES); do (cd $$m && $(GO) mod tidy -diff); done
+	@cd sdk/go && $(GO) list -deps -f '{{with .Module}}{{.Path}}{{end}}' . | sort -u | diff - deps.txt
+
+.PHONY: fix-mod
+fix-mod: ## tidy the module files
+	@for m in $(MODULES); do (cd $$m && $(GO) mod tidy); done
+	@cd sdk/go && $(GO) list -deps -f '{{with .Module}}{{.Path}}{{end}}' . | sort -u > deps.txt
+
+.PHONY: fuzz
+fuzz: ## run every fuzzer for FUZZTIME (default 20s)
+	@for m in $(MODULES); do (cd tools && $(GO) run ./fuzzall -time $(or $(FUZZTIME),20s) ../$$m); done
+
+.PHONY: bench
+bench: ## hot path and fan-out against peers, as ratios
+	cd bench && $(GO) run ./hotpath && $(GO) run ./fanout -n 1000
+
+.PHONY: clean
+clean: ## remove what was built and the data of make run
+	rm -rf bin $(DEV)
+
+# Tools are built from tools/go.mod, once.
+$(TOOLS)/protoc-gen-go: tools/go.mod
+	cd tools && $(GO) build -o $@ google.golang.org/protobuf/cmd/protoc-gen-go
+$(TOOLS)/protoc-gen-go-grpc: tools/go.mod
+	cd tools && $(GO) build -o $@ google.golang.org/grpc/cmd/protoc-gen-go-grpc
+$(TOOLS)/gofumpt: tools/go.mod
+	cd tools && $(GO) build -o $@ mvdan.cc/gofumpt
+$(TOOLS)/go-arch-lint: tools/go.mod
+	cd tools && $(GO) build -o $@ github.com/fe3dback/go-arch-lint
+$(TOOLS)/golangci-lint: tools/go.mod
+	cd tools && $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(BUF): tools/buf/package-lock.json
+	cd tools/buf && npm ci --no-audit --no-fund && touch -c node_modules/.bin/buf
