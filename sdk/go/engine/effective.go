@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// BuiltIn is the origin of values that no document sets.
+const BuiltIn = "built-in"
+
+// Origin says where a value comes from: BuiltIn, or the scope of a document with its
+// revision.
+type Origin struct {
+	From     string
+	Revision int64
+}
+
+// Shadow is a wider value that a more specific one hides.
+type Shadow struct {
+	Value Value
+	Origin
+}
+
+// Resolved is the value of one setting at one scope and how it came about.
+type Resolved struct {
+	Value Value
+	Origin
+	// Shadows are the wider values that this one hides, nearest first.
+	Shadows []Shadow
+	// Ceiling is where the ceiling or requirement stands that changed the value: BuiltIn or
+	// a scope; empty if none did. Clipped is the value before.
+	Ceiling string
+	Clipped Value
+}
+
+// Present reports whether the setting has a value; a few have neither one nor a default.
+func (r Resolved) Present() bool { return r.From != "" }
+
+// Effective is the policy at one scope after the merge, before kill switches. Immutable.
+type Effective struct {
+	Scope Scope
+	// Criticality of the most specific document that has one, and its origin.
+	Criticality       Criticality
+	CriticalityOrigin Origin
+
+	values []Resolved // by Field
+}
+
+// At returns the resolved value of f. The zero Effective holds no values.
+func (e Effective) At(f Field) Resolved {
+	if int(f) >= len(e.values) {
+		return Resolved{}
+	}
+	return e.values[f]
+}
+
+// Value returns the value of f, the zero Value when it has none.
+func (e Effective) Value(f Field) Value { return e.At(f).Value }
+
+// Equal reports whether both decide alike: the same values at the same criticality,
+// wherever they come from. What a document only says of itself does not count.
+func (e Effective) Equal(o Effective) bool {
+	if e.Criticality != o.Criticality {
+		return false
+	}
+	for f := Field(1); f < numFields; f++ {
+		a, b := e.At(f), o.At(f)
+		if !f.Spec().Own && (a.Present() != b.Present() || !a.Value.Equal(b.Value)) {
+			return false
+		}
+	}
+	return true
+}
