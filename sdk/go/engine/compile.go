@@ -108,7 +108,7 @@ func compileIdempotency(c compiler) IdempotencyPolicy {
 }
 
 func compileBudget(c compiler) BudgetPolicy {
-	return BudgetPolicy{
+	p := BudgetPolicy{
 		Ratio:               c.number(BudgetRatio),
 		Window:              c.duration(BudgetWindow),
 		MinRetriesPerSecond: c.number(BudgetMinRetriesPerSecond),
@@ -127,6 +127,8 @@ func compileBudget(c compiler) BudgetPolicy {
 			MaxAge:         c.duration(BudgetSuccessGateMaxAge),
 		},
 	}
+	p.SuccessGate.MinCalls = min(p.SuccessGate.MinCalls, p.SuccessGate.Window)
+	return p
 }
 
 func compileBreaker(c compiler) BreakerPolicy {

@@ -24,10 +24,10 @@ type Resolved struct {
 	Origin
 	// Shadows are the wider values that this one hides, nearest first.
 	Shadows []Shadow
-	// Ceiling is where the ceiling or requirement stands that changed the value: BuiltIn or
-	// a scope; empty if none did. Clipped is the value before.
-	Ceiling string
-	Clipped Value
+	// Ceiling is the origin of the ceiling or requirement that changed the value, the zero
+	// Origin if none did; Clipped is the value before, else nil.
+	Ceiling Origin
+	Clipped *Value
 }
 
 // Present reports whether the setting has a value; a few have neither one nor a default.

@@ -22,8 +22,20 @@ func Merge(scope Scope, documents []Document) Effective {
 	for i := range path {
 		e.lay(&path[i])
 	}
+	e.follow()
 	e.clip()
 	return e
+}
+
+// follow keeps built-in values that only make sense up to another setting below it, so
+// that a document may set the other one alone.
+func (e *Effective) follow() {
+	for _, p := range pairs {
+		low, high := &e.values[p.low], &e.values[p.high]
+		if p.follows && low.From == BuiltIn && p.broken(low.Value, high.Value) {
+			low.Value = high.Value
+		}
+	}
 }
 
 // pathTo returns the documents that apply at scope, widest first.
@@ -133,22 +145,22 @@ func (e *Effective) clip() {
 	for _, c := range ceilings {
 		value, bound := e.values[c.field], e.values[c.bound]
 		if value.Present() && bound.Present() && value.Value.Int > bound.Value.Int {
-			e.replace(c.field, bound.Value, bound.From)
+			e.replace(c.field, bound.Value, bound.Origin)
 		}
 	}
 	jitter := e.values[RequirementsJitter]
 	if jitter.Present() && !jitter.Value.Has(e.values[BackoffJitter].Value.Text) {
-		e.replace(BackoffJitter, Enum(preferredJitter(jitter.Value)), jitter.From)
+		e.replace(BackoffJitter, Enum(preferredJitter(jitter.Value)), jitter.Origin)
 	}
 	gate := e.values[RequirementsSuccessGate]
 	if gate.Value.True() && !e.values[BudgetSuccessGateEnabled].Value.True() {
-		e.replace(BudgetSuccessGateEnabled, Bool(true), gate.From)
+		e.replace(BudgetSuccessGateEnabled, Bool(true), gate.Origin)
 	}
 }
 
-func (e *Effective) replace(f Field, v Value, by string) {
-	r := &e.values[f]
-	r.Value, r.Ceiling, r.Clipped = v, by, r.Value
+func (e *Effective) replace(f Field, v Value, by Origin) {
+	r, before := &e.values[f], e.values[f].Value
+	r.Value, r.Ceiling, r.Clipped = v, by, &before
 }
 
 // preferredJitter returns the mode that replaces a forbidden one: full, or where that is
