@@ -81,7 +81,16 @@ func ValidateSet(set Set, changed []engine.Scope) []fault.Violation {
 }
 
 func conflicts(set Set, changed []engine.Scope) []fault.Violation {
-	touched := Below(set, changed...) // a service's host is part of its endpoints' patterns
+	var touched []engine.Scope
+	for _, at := range changed {
+		switch at.Level() {
+		case engine.LevelEndpoint:
+			touched = append(touched, at)
+		case engine.LevelService: // its host is part of its endpoints' patterns
+			touched = append(touched, Below(set, at)...)
+		case engine.LevelGlobal, engine.LevelNamespace:
+		}
+	}
 	if len(touched) == 0 {
 		return nil
 	}

@@ -19,7 +19,11 @@ type MatchConflict struct {
 // changed, or all of them with changed nil. Endpoints of different namespaces conflict only
 // over the same host: without one they are told apart by who calls.
 func MatchConflicts(documents []Document, changed []Scope) []MatchConflict {
-	concerned := func(s Scope) bool { return changed == nil || slices.Contains(changed, s) }
+	set := make(map[Scope]bool, len(changed))
+	for _, s := range changed {
+		set[s] = true
+	}
+	concerned := func(s Scope) bool { return changed == nil || set[s] }
 	found := httpConflicts(patternsOf(documents), concerned)
 	found = append(found, grpcConflicts(documents, concerned)...)
 	slices.SortFunc(found, func(a, b MatchConflict) int {
