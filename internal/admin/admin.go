@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package admin holds the use cases of operators: apply policies, pull and end kill
+// switches, see what is in force. It is the only code that changes anything; every rule
+// that a write must obey lives here. All methods of Service are safe for concurrent use.
+package admin
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/policyd/policyd/internal/fault"
+	"github.com/policyd/policyd/internal/fleet"
+	"github.com/policyd/policyd/internal/policy"
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+// Store keeps policies and switches.
+type Store interface {
+	// View returns everything in the store, as of a revision that may lag a commit a little.
+	View() *policy.View
+	// Commit writes tx whole or not at all and returns its revision. A document that moved
+	// is a *policy.ConflictError; a store that cannot be reached is Unavailable.
+	Commit(ctx context.Context, tx policy.Transaction) (policy.Revision, error)
+}
+
+// Config is what a Service needs. Store, Fleet and Logger are required.
+type Config struct {
+	Store  Store
+	Fleet  *fleet.Registry
+	Logger *slog.Logger
+	// Version of policyd, shown in the status.
+	Version string
+	// Backlog returns how many records wait for the audit log; nil: not known.
+	Backlog func() int64
+}
+
+// Service answers operators.
+type Service struct {
+	store   Store
+	fleet   *fleet.Registry
+	log     *slog.Logger
+	version string
+	backlog func() int64
+
+	// kick wakes the sweeper after a change of switches made here.
+	kick chan struct{}
+
+	mu     sync.Mutex
+	recent map[policy.Revision][]engine.Scope // guarded by mu; what recent commits of ours concern
+}
+
+// Caller is who asks, through which tool, and in which request.
+type Caller struct {
+	policy.Actor
+	RequestID string
+}
+
+// New returns a Service. It panics when a required part of cfg is missing.
+func New(cfg Config) *Service {
+	if cfg.Store == nil || cfg.Fleet == nil || cfg.Logger == nil {
+		panic("admin: Store, Fleet and Logger are required")
+	}
+	s := &Service{
+		store:   cfg.Store,
+		fleet:   cfg.Fleet,
+		log:     cfg.Logger.With("component", "admin"),
+		version: cfg.Version,
+		backlog: cfg.Backlog,
+		kick:    make(chan struct{}, 1),
+		recent:  make(map[policy.Revision][]engine.Scope),
+	}
+	return s
+}
+
+// How long a request waits for the view to reach a revision that its caller has seen.
+const (
+	catchUpFor  = 2 * time.Second
+	catchUpStep = 5 * time.Millisecond
+)
+
+// viewAt returns a view at revision or later. A caller may have seen a revision through
+// another replica before this one did.
+func (s *Service) viewAt(ctx context.Context, revision policy.Revision) (*policy.View, error) {
+	deadline := time.Now().Add(catchUpFor)
+	for {
+		view := s.store.View()
+		if view.Revision >= revision {
+			return view, nil
+		}
+		if time.Now().After(deadline) {
+			return nil, fault.New(fault.Unavailable, "view_behind",
+				"this policyd knows revision %d and you have seen %d", view.Revision, revision).
+				WithHint("Try again in a moment.")
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(catchUpStep):
+		}
+	}
+}
+
+// commit writes tx and then waits for the view, so that the caller reads its own write.
+func (s *Service) commit(ctx context.Context, tx policy.Transaction) (policy.Revision, error) {
+	revision, err := s.store.Commit(ctx, tx)
+	if err != nil {
+		return 0, err
+	}
+	// From here the write is done: nothing below may fail the request.
+	s.remember(revision, tx)
+	if len(tx.PutSwitches) > 0 {
+		select {
+		case s.kick <- struct{}{}:
+		default:
+		}
+	}
+	if _, err := s.viewAt(ctx, revision); err != nil {
+		s.log.WarnContext(ctx, "view lags a commit", "revision", int64(revision), "error", err)
+	}
+	return revision, nil
+}
+
+// Commits whose scopes are remembered, for progress of deletions.
+const maxRecent = 512
+
+func (s *Service) remember(revision policy.Revision, tx policy.Transaction) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.recent[revision] = scopesOf(tx)
+	if len(s.recent) > maxRecent {
+		oldest := revision
+		for r := range s.recent {
+			oldest = min(oldest, r)
+		}
+		delete(s.recent, oldest)
+	}
+}
+
+func scopesOf(tx policy.Transaction) []engine.Scope {
+	var scopes []engine.Scope
+	for _, p := range tx.PutPolicies {
+		scopes = append(scopes, p.Policy.Scope)
+	}
+	for _, d := range tx.Deletes {
+		scopes = append(scopes, d.Scope)
+	}
+	for _, p := range tx.PutSwitches {
+		scopes = append(scopes, p.Switch.Scope)
+	}
+	return scopes
+}

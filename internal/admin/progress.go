@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package admin
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/policyd/policyd/internal/fault"
+	"github.com/policyd/policyd/internal/fleet"
+	"github.com/policyd/policyd/internal/policy"
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+// Progress counts the instances that a change reaches. Target is the sum of the others.
+type Progress struct {
+	Target, InForce, Behind, Rejected, Stale int
+}
+
+// Subject is what progress is asked of: a revision, or a switch.
+type Subject struct {
+	Revision policy.Revision
+	SwitchID string
+}
+
+// ProgressReport is the progress of a subject and who is missing.
+type ProgressReport struct {
+	Revision policy.Revision
+	Progress
+	// Missing are instances that do not have it in force, at most 50.
+	Missing []fleet.Instance
+}
+
+const maxMissing = 50
+
+// concern is a change as instances see it: documents of some scopes at one revision.
+type concern struct {
+	revision policy.Revision
+	// scopes of the change; nil: not known, then an instance that was sent the revision, or
+	// a later one, is concerned.
+	scopes []engine.Scope
+	// names that a rejection of the change would carry: scopes, or the id of a switch.
+	names map[string]bool
+	// sw selects instances by percent, nil: all.
+	sw *policy.Switch
+}
+
+func (c *concern) reaches(in *fleet.Instance) bool {
+	if c.scopes == nil {
+		return in.Wanted >= int64(c.revision)
+	}
+	if c.sw != nil && !takesPart(c.sw, in.ID) {
+		return false
+	}
+	return slices.ContainsFunc(c.scopes, func(scope engine.Scope) bool { return overlapsAny(in.Targets, scope) })
+}
+
+// takesPart leaves criticality and exceptions aside: they select endpoints, not instances.
+func takesPart(sw *policy.Switch, instance string) bool {
+	whole := sw.Switch
+	whole.Drill, whole.Except, whole.Criticality = false, nil, engine.CriticalityUnspecified
+	return whole.Selects(sw.Scope, engine.CriticalityUnspecified, instance)
+}
+
+// stateOf returns where an instance that c reaches stands with c.
+func (c *concern) stateOf(in *fleet.Instance) fleet.State {
+	switch {
+	case c.rejectedBy(in):
+		return fleet.Rejected
+	case in.State == fleet.Stale:
+		return fleet.Stale
+	case in.Revision >= int64(c.revision):
+		return fleet.Live
+	}
+	return fleet.Behind
+}
+
+func (c *concern) rejectedBy(in *fleet.Instance) bool {
+	for _, r := range in.Rejected {
+		if c.names == nil && r.Revision == int64(c.revision) || c.names[r.Scope] && r.Revision >= int64(c.revision) {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *Progress) count(state fleet.State) {
+	p.Target++
+	switch state {
+	case fleet.Live:
+		p.InForce++
+	case fleet.Rejected:
+		p.Rejected++
+	case fleet.Stale:
+		p.Stale++
+	case fleet.Behind:
+		p.Behind++
+	}
+}
+
+// report counts instances; missing bounds how many are named.
+func (c *concern) report(instances []fleet.Instance, missing int) ProgressReport {
+	r := ProgressReport{Revision: c.revision}
+	for i := range instances {
+		in := &instances[i]
+		if !c.reaches(in) {
+			continue
+		}
+		state := c.stateOf(in)
+		r.count(state)
+		if state != fleet.Live && len(r.Missing) < missing {
+			r.Missing = append(r.Missing, *in)
+		}
+	}
+	return r
+}
+
+func switchConcern(sw *policy.Switch) *concern {
+	return &concern{
+		revision: policy.Revision(sw.Revision),
+		scopes:   []engine.Scope{sw.Scope},
+		names:    map[string]bool{sw.ID: true},
+		sw:       sw,
+	}
+}
+
+func policyConcern(p *policy.Policy) *concern {
+	return &concern{
+		revision: p.Revision,
+		scopes:   []engine.Scope{p.Scope},
+		names:    map[string]bool{string(p.Scope): true},
+	}
+}
+
+// revisionConcern finds what a revision changed: from the view, else from what was
+// committed here, else it is not known.
+func (s *Service) revisionConcern(view *policy.View, revision policy.Revision) *concern {
+	c := &concern{revision: revision}
+	for scope, p := range view.Policies {
+		if p.Revision == revision {
+			c.scopes = append(c.scopes, scope)
+		}
+	}
+	for _, sw := range view.Switches {
+		if sw.Revision == int64(revision) {
+			c.scopes = append(c.scopes, sw.Scope)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// Ours is complete: it also knows the deletions.
+	if ours, ok := s.recent[revision]; ok {
+		c.scopes = ours
+	}
+	return c
+}
+
+func (s *Service) switchProgress(sw *policy.Switch) Progress {
+	return switchConcern(sw).report(s.fleet.Instances(sw.Scope), 0).Progress
+}
+
+// Progress returns who has a subject in force now.
+func (s *Service) Progress(ctx context.Context, subject Subject) (ProgressReport, error) {
+	c, err := s.concern(ctx, subject)
+	if err != nil {
+		return ProgressReport{}, err
+	}
+	return c.report(s.fleet.Instances(engine.Global), maxMissing), nil
+}
+
+func (s *Service) concern(ctx context.Context, subject Subject) (*concern, error) {
+	if subject.SwitchID != "" {
+		sw := findSwitch(s.store.View(), subject.SwitchID)
+		if sw == nil {
+			return nil, switchNotFound(subject.SwitchID)
+		}
+		return switchConcern(sw), nil
+	}
+	if subject.Revision <= 0 {
+		return nil, fault.New(fault.Invalid, "subject_missing", "progress needs a revision or a switch")
+	}
+	view, err := s.viewAt(ctx, subject.Revision)
+	if err != nil {
+		return nil, err
+	}
+	return s.revisionConcern(view, subject.Revision), nil
+}
+
+// Changes of the fleet within this time make one report.
+const progressEvery = 50 * time.Millisecond
+
+// WatchProgress calls send with the progress now and after each change of it, until ctx is
+// done (nil) or send fails.
+func (s *Service) WatchProgress(ctx context.Context, subject Subject, send func(ProgressReport) error) error {
+	var last Progress
+	for first := true; ; first = false {
+		// Taken before the look, so that no change falls between the two.
+		changed := s.fleet.Changed()
+		report, err := s.Progress(ctx, subject)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if first || report.Progress != last {
+			if err := send(report); err != nil {
+				return err
+			}
+			last = report.Progress
+		}
+		if !pause(ctx, progressEvery) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// pause waits and reports whether ctx is still alive.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
