@@ -124,11 +124,8 @@ func (s *Service) results(b *batch) []ChangeResult {
 		} else {
 			r.Fields = policy.Diff(it.before, it.after)
 			r.Endpoints, r.Instances = im.of(it.scope)
-			r.HiddenBy = hiddenBy(b, it)
-			r.Findings = clippedBy(clipped, it.scope)
-		}
-		if it.after != nil {
-			r.Findings = append(r.Findings, lint.Check(b.after, it.scope, im.facts(it.scope))...)
+			r.HiddenBy = hiddenBy(b, it.scope, r.Fields)
+			r.Findings = append(clippedBy(clipped, it.scope), lint.Check(b.after, it.scope, im.facts(it.scope))...)
 		}
 		results[i] = r
 	}
@@ -181,6 +178,9 @@ func (s *Service) impact(b *batch) *impact {
 		}
 	}
 	for _, in := range s.fleet.Instances(engine.Global) {
+		if in.Gone {
+			continue
+		}
 		r := reach{targets: in.Targets, rates: ratesOf(&in, now)}
 		for i := range r.rates {
 			if at := r.rates[i].scope; under(at) {
@@ -232,23 +232,24 @@ func overlapsAny(targets []engine.Scope, scope engine.Scope) bool {
 	return scope == engine.Global || slices.ContainsFunc(targets, scope.Overlaps)
 }
 
-// hiddenBy returns the active switches under which the change of it shows no effect yet.
-func hiddenBy(b *batch, it *item) []string {
+// hiddenBy returns the active switches under which a change of fields at scope shows no
+// effect yet.
+func hiddenBy(b *batch, scope engine.Scope, fields []policy.FieldChange) []string {
 	var ids []string
-	crit := policy.Merge(b.after, it.scope).Criticality
+	crit := policy.Merge(b.after, scope).Criticality
 	for id, sw := range b.view.Switches {
-		if sw.Phase != policy.PhaseActive || sw.Drill || !sw.Scope.Overlaps(it.scope) {
+		if sw.Phase != policy.PhaseActive || sw.Drill || !sw.Scope.Overlaps(scope) {
 			continue
 		}
 		// A switch of a wider scope must act here; a narrower one acts on a part of it.
-		if sw.Scope.Contains(it.scope) && !actsOn(sw, it.scope, crit) {
+		if sw.Scope.Contains(scope) && !actsOn(sw, scope, crit) {
 			continue
 		}
-		for _, c := range policy.Diff(it.before, it.after) {
-			if f, ok := engine.FieldByPath(c.Path); ok && hides(sw, f) {
-				ids = append(ids, id)
-				break
-			}
+		if slices.ContainsFunc(fields, func(c policy.FieldChange) bool {
+			f, ok := engine.FieldByPath(c.Path)
+			return ok && hides(sw, f)
+		}) {
+			ids = append(ids, id)
 		}
 	}
 	slices.Sort(ids)

@@ -185,4 +185,3 @@ func (s *Service) effectiveProgress(view *policy.View, e *EffectivePolicy) Progr
 	// A rejection of any document on the path counts, whatever its revision.
 	return c.report(s.fleet.Instances(e.Scope), 0).Progress
 }
-

@@ -39,7 +39,7 @@ func (s *Service) preview(view *policy.View, sw *policy.Switch, now time.Time) S
 	m := newMerger(view.Policies)
 	rescued := 0.0
 	for _, in := range s.fleet.Instances(sw.Scope) {
-		if !overlapsAny(in.Targets, sw.Scope) || !takesPart(sw, in.ID) {
+		if in.Gone || !takesPart(sw, &in) {
 			continue
 		}
 		p.Instances++

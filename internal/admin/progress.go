@@ -4,6 +4,7 @@ package admin
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -46,21 +47,30 @@ type concern struct {
 	sw *policy.Switch
 }
 
+// reaches leaves out instances that have been away for so long that they no longer count.
 func (c *concern) reaches(in *fleet.Instance) bool {
-	if c.scopes == nil {
-		return in.Wanted >= int64(c.revision)
-	}
-	if c.sw != nil && !takesPart(c.sw, in.ID) {
+	switch {
+	case in.Gone, c.sw != nil && !takesPart(c.sw, in):
 		return false
+	case c.scopes == nil:
+		return in.Wanted >= int64(c.revision)
 	}
 	return slices.ContainsFunc(c.scopes, func(scope engine.Scope) bool { return overlapsAny(in.Targets, scope) })
 }
 
 // takesPart leaves criticality and exceptions aside: they select endpoints, not instances.
-func takesPart(sw *policy.Switch, instance string) bool {
+func takesPart(sw *policy.Switch, in *fleet.Instance) bool {
 	whole := sw.Switch
 	whole.Drill, whole.Except, whole.Criticality = false, nil, engine.CriticalityUnspecified
-	return whole.Selects(sw.Scope, engine.CriticalityUnspecified, instance)
+	return (in.Drill || !sw.Drill) && whole.Selects(sw.Scope, engine.CriticalityUnspecified, in.ID)
+}
+
+// widest returns a scope that contains all scopes of the change.
+func (c *concern) widest() engine.Scope {
+	if len(c.scopes) == 1 {
+		return c.scopes[0]
+	}
+	return engine.Global
 }
 
 // stateOf returns where an instance that c reaches stands with c.
@@ -85,17 +95,17 @@ func (c *concern) rejectedBy(in *fleet.Instance) bool {
 	return false
 }
 
-func (p *Progress) count(state fleet.State) {
-	p.Target++
+func (p *Progress) count(state fleet.State, n int) {
+	p.Target += n
 	switch state {
 	case fleet.Live:
-		p.InForce++
+		p.InForce += n
 	case fleet.Rejected:
-		p.Rejected++
+		p.Rejected += n
 	case fleet.Stale:
-		p.Stale++
+		p.Stale += n
 	case fleet.Behind:
-		p.Behind++
+		p.Behind += n
 	}
 }
 
@@ -108,12 +118,49 @@ func (c *concern) report(instances []fleet.Instance, missing int) ProgressReport
 			continue
 		}
 		state := c.stateOf(in)
-		r.count(state)
+		r.count(state, 1)
 		if state != fleet.Live && len(r.Missing) < missing {
 			r.Missing = append(r.Missing, *in)
 		}
 	}
 	return r
+}
+
+// cohorts groups instances that every policy finds in the same place, so that progress of
+// thousands of policies does not look at each instance each time.
+func cohorts(instances []fleet.Instance) []cohort {
+	at := make(map[string]int)
+	var groups []cohort
+	for i := range instances {
+		in := &instances[i]
+		key := fmt.Sprint(in.Targets, in.Revision, in.State, in.Gone)
+		if len(in.Rejected) > 0 {
+			key = in.ID
+		}
+		n, ok := at[key]
+		if !ok {
+			n = len(groups)
+			at[key] = n
+			groups = append(groups, cohort{in: in})
+		}
+		groups[n].size++
+	}
+	return groups
+}
+
+type cohort struct {
+	in   *fleet.Instance
+	size int
+}
+
+func (c *concern) progress(groups []cohort) Progress {
+	var p Progress
+	for _, g := range groups {
+		if c.reaches(g.in) {
+			p.count(c.stateOf(g.in), g.size)
+		}
+	}
+	return p
 }
 
 func switchConcern(sw *policy.Switch) *concern {
@@ -166,7 +213,7 @@ func (s *Service) Progress(ctx context.Context, subject Subject) (ProgressReport
 	if err != nil {
 		return ProgressReport{}, err
 	}
-	return c.report(s.fleet.Instances(engine.Global), maxMissing), nil
+	return c.report(s.fleet.Instances(c.widest()), maxMissing), nil
 }
 
 func (s *Service) concern(ctx context.Context, subject Subject) (*concern, error) {
@@ -191,17 +238,17 @@ func (s *Service) concern(ctx context.Context, subject Subject) (*concern, error
 const progressEvery = 50 * time.Millisecond
 
 // WatchProgress calls send with the progress now and after each change of it, until ctx is
-// done (nil) or send fails.
-func (s *Service) WatchProgress(ctx context.Context, subject Subject, send func(ProgressReport) error) error {
+// done or stop is closed (both nil) or send fails.
+func (s *Service) WatchProgress(ctx context.Context, stop <-chan struct{}, subject Subject, send func(ProgressReport) error) error {
 	var last Progress
 	for first := true; ; first = false {
 		// Taken before the look, so that no change falls between the two.
 		changed := s.fleet.Changed()
 		report, err := s.Progress(ctx, subject)
+		if ctx.Err() != nil {
+			return nil
+		}
 		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
 			return err
 		}
 		if first || report.Progress != last {
@@ -210,25 +257,20 @@ func (s *Service) WatchProgress(ctx context.Context, subject Subject, send func(
 			}
 			last = report.Progress
 		}
-		if !pause(ctx, progressEvery) {
+		if !await(ctx, stop, time.After(progressEvery)) || !await(ctx, stop, changed) {
 			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
 		}
 	}
 }
 
-// pause waits and reports whether ctx is still alive.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+// await waits for ch and reports false when ctx or stop was first.
+func await[T any](ctx context.Context, stop <-chan struct{}, ch <-chan T) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-timer.C:
+	case <-stop:
+		return false
+	case <-ch:
 		return true
 	}
 }

@@ -107,9 +107,9 @@ func (s *Service) policyProgress(p *policy.Policy) Progress {
 // policyProgresses looks at the fleet once for many policies.
 func (s *Service) policyProgresses(policies []*policy.Policy) []Progress {
 	counts := make([]Progress, len(policies))
-	instances := s.fleet.Instances(engine.Global)
+	groups := cohorts(s.fleet.Instances(engine.Global))
 	for i, p := range policies {
-		counts[i] = policyConcern(p).report(instances, 0).Progress
+		counts[i] = policyConcern(p).progress(groups)
 	}
 	return counts
 }

@@ -71,7 +71,10 @@ func (s *Service) Status(_ context.Context, scope engine.Scope) (*Status, error)
 	}
 	breakers := make(map[string]map[string]int)
 	for _, in := range s.fleet.Instances(scope) {
-		st.Fleet.count(in.State)
+		if in.Gone {
+			continue
+		}
+		st.Fleet.count(in.State, 1)
 		if in.State == fleet.Stale {
 			continue
 		}
