@@ -229,6 +229,9 @@ func checkShape(req *ApplyRequest) error {
 	if len(req.Changes) == 0 && len(req.Deletions) == 0 {
 		return fault.New(fault.Invalid, "batch_empty", "no policies given")
 	}
+	if len(req.Reason) > engine.MaxReasonBytes || engine.HasControl(req.Reason, true) {
+		return invalid("reason_invalid", fault.Violation{Path: "reason", Rule: "text of at most 1024 bytes"})
+	}
 	seen := make(map[engine.Scope]bool)
 	check := func(scope engine.Scope, expected *policy.Revision) error {
 		if _, err := engine.ParseScope(string(scope)); err != nil {

@@ -28,7 +28,8 @@ type EffectiveValue struct {
 	Origin Origin
 	// Shadows are the values that this one hides, nearest first.
 	Shadows []ShadowedValue
-	// Ceiling is the scope of the ceiling that clipped the value; "" if none did.
+	// Ceiling is the scope of the ceiling that clipped the value, "" if none did. Then Origin
+	// is of the document that asked for more, and its value the first of Shadows.
 	Ceiling string
 }
 
@@ -66,7 +67,6 @@ func (s *Service) Effective(_ context.Context, scope engine.Scope) (*EffectivePo
 		v := EffectiveValue{Field: f, Value: r.Value, Origin: originOf(view, r.Origin), Ceiling: r.Ceiling.From}
 		if r.Clipped != nil {
 			v.Shadows = append(v.Shadows, ShadowedValue{*r.Clipped, v.Origin})
-			v.Origin = originOf(view, r.Ceiling)
 		}
 		for _, sh := range r.Shadows {
 			v.Shadows = append(v.Shadows, ShadowedValue{sh.Value, originOf(view, sh.Origin)})
@@ -171,17 +171,16 @@ func byStrictness(a, b *policy.Switch) int {
 
 // effectiveProgress counts who has the newest of what applies at the scope.
 func (s *Service) effectiveProgress(view *policy.View, e *EffectivePolicy) Progress {
-	c := &concern{scopes: []engine.Scope{e.Scope}, names: make(map[string]bool)}
+	c := &concern{scopes: []engine.Scope{e.Scope}, documents: make(map[string]policy.Revision)}
 	for _, at := range e.Scope.Path() {
 		if p, ok := view.Policies[at]; ok {
 			c.revision = max(c.revision, p.Revision)
-			c.names[string(at)] = true
+			c.documents[string(at)] = p.Revision
 		}
 	}
 	for _, sw := range e.Switches {
 		c.revision = max(c.revision, policy.Revision(sw.Revision))
-		c.names[sw.ID] = true
+		c.documents[sw.ID] = policy.Revision(sw.Revision)
 	}
-	// A rejection of any document on the path counts, whatever its revision.
 	return c.report(s.fleet.Instances(e.Scope), 0).Progress
 }

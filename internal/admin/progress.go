@@ -41,8 +41,9 @@ type concern struct {
 	// scopes of the change; nil: not known, then an instance that was sent the revision, or
 	// a later one, is concerned.
 	scopes []engine.Scope
-	// names that a rejection of the change would carry: scopes, or the id of a switch.
-	names map[string]bool
+	// documents by the name that a rejection carries, scope of a policy or id of a switch,
+	// with their revisions; nil: whatever the revision brought.
+	documents map[string]policy.Revision
 	// sw selects instances by percent, nil: all.
 	sw *policy.Switch
 }
@@ -87,12 +88,13 @@ func (c *concern) stateOf(in *fleet.Instance) fleet.State {
 }
 
 func (c *concern) rejectedBy(in *fleet.Instance) bool {
-	for _, r := range in.Rejected {
-		if c.names == nil && r.Revision == int64(c.revision) || c.names[r.Scope] && r.Revision >= int64(c.revision) {
-			return true
+	return slices.ContainsFunc(in.Rejected, func(r fleet.Rejection) bool {
+		if c.documents == nil {
+			return r.Revision == int64(c.revision)
 		}
-	}
-	return false
+		revision, ok := c.documents[r.Scope]
+		return ok && r.Revision >= int64(revision)
+	})
 }
 
 func (p *Progress) count(state fleet.State, n int) {
@@ -165,18 +167,18 @@ func (c *concern) progress(groups []cohort) Progress {
 
 func switchConcern(sw *policy.Switch) *concern {
 	return &concern{
-		revision: policy.Revision(sw.Revision),
-		scopes:   []engine.Scope{sw.Scope},
-		names:    map[string]bool{sw.ID: true},
-		sw:       sw,
+		revision:  policy.Revision(sw.Revision),
+		scopes:    []engine.Scope{sw.Scope},
+		documents: map[string]policy.Revision{sw.ID: policy.Revision(sw.Revision)},
+		sw:        sw,
 	}
 }
 
 func policyConcern(p *policy.Policy) *concern {
 	return &concern{
-		revision: p.Revision,
-		scopes:   []engine.Scope{p.Scope},
-		names:    map[string]bool{string(p.Scope): true},
+		revision:  p.Revision,
+		scopes:    []engine.Scope{p.Scope},
+		documents: map[string]policy.Revision{string(p.Scope): p.Revision},
 	}
 }
 
