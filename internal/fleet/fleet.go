@@ -29,6 +29,7 @@ type Identity struct {
 	Mode                    string // enforce, observe, off
 	Targets                 []engine.Scope
 	Source                  string // where its policy came from at start
+	Drill                   bool   // started for drills: sees drill switches
 }
 
 // Rejection is a document that an instance refused.
@@ -50,8 +51,10 @@ type Instance struct {
 	ConnectedAt time.Time
 	LastSeen    time.Time
 	Resumed     bool
-	Report      *Report // last one, nil before the first
-	ReportedAt  time.Time
+	// Gone: stale for so long that it no longer counts in totals.
+	Gone       bool
+	Report     *Report // last one, nil before the first
+	ReportedAt time.Time
 }
 
 // Report counts what happened on an instance over Period.
@@ -68,16 +71,4 @@ type EndpointReport struct {
 	Breaker                                    string
 	BudgetLeft                                 int64
 	Unmatched                                  bool
-}
-
-// Registry is the set of instances. Instances that went away are stale for an hour after
-// they were last seen, then forgotten.
-type Registry struct {
-	registry
-}
-
-// Session is one connected stream of one instance. A newer session of the same instance
-// replaces an older one, whose later calls change nothing.
-type Session struct {
-	session
 }

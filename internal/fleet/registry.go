@@ -2,39 +2,216 @@
 
 package fleet
 
-import "github.com/policyd/policyd/sdk/go/engine"
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
 
-type registry struct{}
+	"github.com/policyd/policyd/sdk/go/engine"
+)
 
-type session struct{}
+// How long an instance without a connection stays.
+const (
+	// GoneAfter is when it leaves the totals.
+	GoneAfter = 5 * time.Minute
+	// ForgottenAfter is when it leaves the list.
+	ForgottenAfter = time.Hour
+)
+
+// Bounds of memory.
+const (
+	// MaxInstances are remembered. Beyond it the instances that were away longest go; a
+	// stream that finds no place is served, but not listed.
+	MaxInstances = 50_000
+	// MaxEndpoints is how many endpoints all reports together may hold; beyond it a report
+	// is kept as one sum.
+	MaxEndpoints = 1_000_000
+
+	sweepEvery  = time.Minute
+	evictAtOnce = MaxInstances / 100
+)
+
+// Registry is the set of instances. Instances that went away are stale for an hour after
+// they were last seen, then forgotten.
+type Registry struct {
+	notice    notice
+	names     names
+	endpoints atomic.Int64 // held by all reports
+
+	// mu guards the fields below; it is taken before a record's mu.
+	mu      sync.RWMutex
+	records map[string]*record
+	swept   time.Time
+}
+
+// record is what is known of one instance.
+type record struct {
+	// mu guards the fields below.
+	mu      sync.Mutex
+	in      Instance
+	session *Session // nil: not connected
+}
 
 // New returns an empty registry.
-func New() *Registry { return &Registry{} }
+func New() *Registry {
+	return &Registry{records: make(map[string]*record)}
+}
 
-// Connect registers a stream. resumed says that the instance got a delta or nothing.
-func (r *Registry) Connect(id Identity, revision int64, resumed bool) *Session { return &Session{} }
+// Connect registers a stream. revision is what the instance holds already, 0: nothing.
+// resumed says that the instance gets a delta or nothing.
+func (r *Registry) Connect(id Identity, revision int64, resumed bool) *Session {
+	now := time.Now()
+	s := &Session{registry: r}
+	r.mu.Lock()
+	r.sweepSometimes(now)
+	rec, known := r.records[id.ID]
+	if !known && len(r.records) >= MaxInstances {
+		r.evict()
+	}
+	if !known && len(r.records) < MaxInstances {
+		rec = &record{}
+		r.records[id.ID] = rec
+	}
+	r.mu.Unlock()
+	if rec == nil {
+		return s
+	}
 
-// Wanted says that revision is the newest that concerns the instance.
-func (s *Session) Wanted(revision int64) {}
+	s.record = rec
+	id.Targets = slices.Clone(id.Targets)
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	rec.session = s
+	rec.in.Identity = id
+	rec.in.Revision, rec.in.Wanted, rec.in.Rejected = revision, revision, nil
+	rec.in.ConnectedAt, rec.in.LastSeen, rec.in.Resumed = now, now, resumed
+	rec.settle(now)
+	r.notice.changed()
+	return s
+}
 
-// Confirmed says that the instance has revision in force except for what it rejected.
-func (s *Session) Confirmed(revision int64, rejected []Rejection) {}
+// evict forgets the instances that have been away longest. Guarded by mu.
+func (r *Registry) evict() {
+	type away struct {
+		id    string
+		since time.Time
+	}
+	var all []away
+	for id, rec := range r.records {
+		rec.mu.Lock()
+		if rec.session == nil {
+			all = append(all, away{id, rec.in.LastSeen})
+		}
+		rec.mu.Unlock()
+	}
+	slices.SortFunc(all, func(a, b away) int { return a.since.Compare(b.since) })
+	for _, a := range all[:min(len(all), evictAtOnce)] {
+		r.forget(a.id)
+	}
+}
 
-// Reported keeps the instance's newest report.
-func (s *Session) Reported(rep *Report) {}
+// sweepSometimes forgets what was away too long. Guarded by mu.
+func (r *Registry) sweepSometimes(now time.Time) {
+	if now.Sub(r.swept) < sweepEvery {
+		return
+	}
+	r.swept = now
+	for id, rec := range r.records {
+		rec.mu.Lock()
+		expired := rec.session == nil && now.Sub(rec.in.LastSeen) >= ForgottenAfter
+		rec.mu.Unlock()
+		if expired {
+			r.forget(id)
+		}
+	}
+}
 
-// Seen notes a sign of life.
-func (s *Session) Seen() {}
+// forget drops an instance that is away; one that came back meanwhile stays. Guarded by mu.
+func (r *Registry) forget(id string) {
+	rec := r.records[id]
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	if rec.session != nil {
+		return
+	}
+	if rec.in.Report != nil {
+		r.endpoints.Add(-int64(len(rec.in.Report.Endpoints)))
+	}
+	delete(r.records, id)
+}
 
-// Close marks the instance stale, unless a newer session took over.
-func (s *Session) Close() {}
+// Instances returns a copy of all instances that scope reaches ("" or global: all), sorted
+// by id. What the copies point to is shared and must not be changed.
+func (r *Registry) Instances(scope engine.Scope) []Instance {
+	now := time.Now()
+	r.mu.Lock()
+	r.sweepSometimes(now)
+	records := slices.AppendSeq(make([]*record, 0, len(r.records)), maps.Values(r.records))
+	r.mu.Unlock()
 
-// Instances returns a copy of all instances that scope reaches ("" or global: all), sorted by id.
-func (r *Registry) Instances(scope engine.Scope) []Instance { return nil }
+	all := make([]Instance, 0, len(records))
+	for _, rec := range records {
+		if in := rec.snapshot(now); reaches(&in, scope) && !forgotten(&in, now) {
+			all = append(all, in)
+		}
+	}
+	slices.SortFunc(all, func(a, b Instance) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
+
+func reaches(in *Instance, scope engine.Scope) bool {
+	return scope == "" || scope == engine.Global || slices.ContainsFunc(in.Targets, scope.Overlaps)
+}
+
+func forgotten(in *Instance, now time.Time) bool {
+	return in.State == Stale && now.Sub(in.LastSeen) >= ForgottenAfter
+}
 
 // Instance returns one instance.
-func (r *Registry) Instance(id string) (Instance, bool) { return Instance{}, false }
+func (r *Registry) Instance(id string) (Instance, bool) {
+	r.mu.RLock()
+	rec, ok := r.records[id]
+	r.mu.RUnlock()
+	if !ok {
+		return Instance{}, false
+	}
+	now := time.Now()
+	in := rec.snapshot(now)
+	if forgotten(&in, now) {
+		return Instance{}, false
+	}
+	return in, true
+}
 
 // Changed returns a channel that is closed at the next change of any instance's state,
-// confirmed revision or report.
-func (r *Registry) Changed() <-chan struct{} { return nil }
+// confirmed revision or report. Changes within a few milliseconds close it once.
+func (r *Registry) Changed() <-chan struct{} { return r.notice.wait() }
+
+func (rec *record) snapshot(now time.Time) Instance {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	in := rec.in
+	in.Gone = rec.session == nil && now.Sub(in.LastSeen) >= GoneAfter
+	return in
+}
+
+// settle works out the state and reports whether it moved. Guarded by mu.
+func (rec *record) settle(now time.Time) bool {
+	state := Live
+	switch {
+	case rec.session == nil:
+		state = Stale
+	case rec.in.Revision < rec.in.Wanted, rec.in.Revision == 0:
+		state = Behind
+	case len(rec.in.Rejected) > 0:
+		state = Rejected
+	}
+	if state == rec.in.State {
+		return false
+	}
+	rec.in.State, rec.in.Since = state, now
+	return true
+}

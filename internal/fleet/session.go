@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"slices"
+	"time"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+// Session is one connected stream of one instance. A newer session of the same instance
+// replaces an older one, whose later calls change nothing.
+type Session struct {
+	registry *Registry
+	record   *record // nil: the registry was full
+}
+
+// current locks the record if the session still speaks for it.
+func (s *Session) current() (*record, bool) {
+	if s.record == nil {
+		return nil, false
+	}
+	s.record.mu.Lock()
+	if s.record.session != s {
+		s.record.mu.Unlock()
+		return nil, false
+	}
+	return s.record, true
+}
+
+// Wanted says that revision is the newest that concerns the instance.
+func (s *Session) Wanted(revision int64) {
+	rec, ok := s.current()
+	if !ok {
+		return
+	}
+	defer rec.mu.Unlock()
+	rec.in.Wanted = revision
+	if rec.settle(time.Now()) {
+		s.registry.notice.changed()
+	}
+}
+
+// Confirmed says that the instance has revision in force except for what it rejects:
+// everything it rejects now, whichever revision brought it.
+func (s *Session) Confirmed(revision int64, rejected []Rejection) {
+	rec, ok := s.current()
+	if !ok {
+		return
+	}
+	defer rec.mu.Unlock()
+	now := time.Now()
+	same := rec.in.Revision == revision && slices.Equal(rec.in.Rejected, rejected)
+	rec.in.Revision, rec.in.Rejected = revision, slices.Clone(rejected)
+	rec.in.LastSeen = now
+	if rec.settle(now) || !same {
+		s.registry.notice.changed()
+	}
+}
+
+// Targets replaces the scopes whose policies the instance wants.
+func (s *Session) Targets(targets []engine.Scope) {
+	rec, ok := s.current()
+	if !ok {
+		return
+	}
+	defer rec.mu.Unlock()
+	rec.in.Targets = slices.Clone(targets)
+	s.registry.notice.changed()
+}
+
+// Reported keeps the instance's newest report. The registry owns rep from then on.
+func (s *Session) Reported(rep *Report) {
+	r := s.registry
+	if r.endpoints.Load() > MaxEndpoints {
+		rep.Fold(1)
+	}
+	r.names.share(rep)
+	rec, ok := s.current()
+	if !ok {
+		return
+	}
+	defer rec.mu.Unlock()
+	held := int64(len(rep.Endpoints))
+	if rec.in.Report != nil {
+		held -= int64(len(rec.in.Report.Endpoints))
+	}
+	r.endpoints.Add(held)
+	now := time.Now()
+	rec.in.Report, rec.in.ReportedAt, rec.in.LastSeen = rep, now, now
+	r.notice.changed()
+}
+
+// Seen notes a sign of life.
+func (s *Session) Seen() {
+	if rec, ok := s.current(); ok {
+		rec.in.LastSeen = time.Now()
+		rec.mu.Unlock()
+	}
+}
+
+// Close marks the instance stale, unless a newer session took over.
+func (s *Session) Close() {
+	rec, ok := s.current()
+	if !ok {
+		return
+	}
+	defer rec.mu.Unlock()
+	now := time.Now()
+	rec.session, rec.in.LastSeen = nil, now
+	rec.settle(now)
+	s.registry.notice.changed()
+}
