@@ -132,6 +132,52 @@ func (x *StoredTombstones) GetAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// StoredDeletions says how far back deletions are known: all newer ones have a tombstone.
+type StoredDeletions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// etcd revision of the newest tombstone that was swept.
+	SinceRevision int64 `protobuf:"varint,1,opt,name=since_revision,json=sinceRevision,proto3" json:"since_revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoredDeletions) Reset() {
+	*x = StoredDeletions{}
+	mi := &file_policyd_v1_storage_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoredDeletions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoredDeletions) ProtoMessage() {}
+
+func (x *StoredDeletions) ProtoReflect() protoreflect.Message {
+	mi := &file_policyd_v1_storage_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoredDeletions.ProtoReflect.Descriptor instead.
+func (*StoredDeletions) Descriptor() ([]byte, []int) {
+	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *StoredDeletions) GetSinceRevision() int64 {
+	if x != nil {
+		return x.SinceRevision
+	}
+	return 0
+}
+
 // StoredAuditEntry waits in the outbox; its etcd revision identifies it.
 type StoredAuditEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -153,7 +199,7 @@ type StoredAuditEntry struct {
 
 func (x *StoredAuditEntry) Reset() {
 	*x = StoredAuditEntry{}
-	mi := &file_policyd_v1_storage_proto_msgTypes[2]
+	mi := &file_policyd_v1_storage_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -165,7 +211,7 @@ func (x *StoredAuditEntry) String() string {
 func (*StoredAuditEntry) ProtoMessage() {}
 
 func (x *StoredAuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_storage_proto_msgTypes[2]
+	mi := &file_policyd_v1_storage_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -178,7 +224,7 @@ func (x *StoredAuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredAuditEntry.ProtoReflect.Descriptor instead.
 func (*StoredAuditEntry) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{2}
+	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *StoredAuditEntry) GetId() string {
@@ -263,7 +309,7 @@ type StoredAuditChange struct {
 
 func (x *StoredAuditChange) Reset() {
 	*x = StoredAuditChange{}
-	mi := &file_policyd_v1_storage_proto_msgTypes[3]
+	mi := &file_policyd_v1_storage_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -275,7 +321,7 @@ func (x *StoredAuditChange) String() string {
 func (*StoredAuditChange) ProtoMessage() {}
 
 func (x *StoredAuditChange) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_storage_proto_msgTypes[3]
+	mi := &file_policyd_v1_storage_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -288,7 +334,7 @@ func (x *StoredAuditChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredAuditChange.ProtoReflect.Descriptor instead.
 func (*StoredAuditChange) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{3}
+	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *StoredAuditChange) GetKey() string {
@@ -324,7 +370,9 @@ const file_policyd_v1_storage_proto_rawDesc = "" +
 	"cluster_id\x18\x02 \x01(\x04R\tclusterId\"R\n" +
 	"\x10StoredTombstones\x12\x12\n" +
 	"\x04keys\x18\x01 \x03(\tR\x04keys\x12*\n" +
-	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xd0\x02\n" +
+	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"8\n" +
+	"\x0fStoredDeletions\x12%\n" +
+	"\x0esince_revision\x18\x01 \x01(\x03R\rsinceRevision\"\xd0\x02\n" +
 	"\x10StoredAuditEntry\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12'\n" +
@@ -355,20 +403,21 @@ func file_policyd_v1_storage_proto_rawDescGZIP() []byte {
 	return file_policyd_v1_storage_proto_rawDescData
 }
 
-var file_policyd_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_policyd_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_policyd_v1_storage_proto_goTypes = []any{
 	(*StoredEpoch)(nil),           // 0: policyd.v1.StoredEpoch
 	(*StoredTombstones)(nil),      // 1: policyd.v1.StoredTombstones
-	(*StoredAuditEntry)(nil),      // 2: policyd.v1.StoredAuditEntry
-	(*StoredAuditChange)(nil),     // 3: policyd.v1.StoredAuditChange
-	(*timestamppb.Timestamp)(nil), // 4: google.protobuf.Timestamp
-	(*Actor)(nil),                 // 5: policyd.v1.Actor
+	(*StoredDeletions)(nil),       // 2: policyd.v1.StoredDeletions
+	(*StoredAuditEntry)(nil),      // 3: policyd.v1.StoredAuditEntry
+	(*StoredAuditChange)(nil),     // 4: policyd.v1.StoredAuditChange
+	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
+	(*Actor)(nil),                 // 6: policyd.v1.Actor
 }
 var file_policyd_v1_storage_proto_depIdxs = []int32{
-	4, // 0: policyd.v1.StoredTombstones.at:type_name -> google.protobuf.Timestamp
-	4, // 1: policyd.v1.StoredAuditEntry.at:type_name -> google.protobuf.Timestamp
-	5, // 2: policyd.v1.StoredAuditEntry.actor:type_name -> policyd.v1.Actor
-	3, // 3: policyd.v1.StoredAuditEntry.changes:type_name -> policyd.v1.StoredAuditChange
+	5, // 0: policyd.v1.StoredTombstones.at:type_name -> google.protobuf.Timestamp
+	5, // 1: policyd.v1.StoredAuditEntry.at:type_name -> google.protobuf.Timestamp
+	6, // 2: policyd.v1.StoredAuditEntry.actor:type_name -> policyd.v1.Actor
+	4, // 3: policyd.v1.StoredAuditEntry.changes:type_name -> policyd.v1.StoredAuditChange
 	4, // [4:4] is the sub-list for method output_type
 	4, // [4:4] is the sub-list for method input_type
 	4, // [4:4] is the sub-list for extension type_name
@@ -388,7 +437,7 @@ func file_policyd_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_policyd_v1_storage_proto_rawDesc), len(file_policyd_v1_storage_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
