@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,6 +27,7 @@ type fakeStore struct {
 	commits []policy.Transaction
 	// before runs ahead of each commit, without the lock; an error refuses the commit.
 	before func(policy.Transaction) error
+	looks  atomic.Int64 // at the view
 }
 
 func newStore() *fakeStore {
@@ -36,6 +38,7 @@ func newStore() *fakeStore {
 }
 
 func (s *fakeStore) View() *policy.View {
+	s.looks.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := s.view
