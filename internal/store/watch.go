@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/policyd/policyd/internal/policy"
+)
+
+// Reasons to end a watch and read everything again.
+var (
+	errSilent = errors.New("the store gives no sign of life")
+	errEnded  = errors.New("the watch ended")
+	errDrift  = errors.New("the view is not as the store")
+)
+
+// Run keeps the view as the store is, until ctx ends; it may run once at a time. Each sink
+// hears of every change in order: first everything (Reset), then one Update per revision
+// that wrote or deleted a document. After a gap in the watch one Update may cover many
+// revisions, and it is a Reset when older ones turned out to be wrong. The view is already
+// as the Update says when a sink is called; a sink that blocks holds up everyone.
+func (s *Store) Run(ctx context.Context, sinks ...func(policy.Update)) error {
+	pause, quiet := s.timing.Pause, false
+	for life := 1; ; life++ {
+		confirmed, err := s.follow(ctx, life, sinks)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if confirmed {
+			pause, quiet = s.timing.Pause, false
+		}
+		// One line for an outage, however long it is.
+		if !quiet {
+			quiet = true
+			s.log.Warn("store is read again", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, s.timing.MaxPause)
+	}
+}
+
+// follow reads everything and then follows the changes until something is wrong. confirmed
+// says that the store has proved to be alive after the reading.
+func (s *Store) follow(ctx context.Context, life int, sinks []func(policy.Update)) (confirmed bool, err error) {
+	from, err := s.relist(ctx, sinks)
+	if err != nil {
+		s.doubt(err)
+		return false, err
+	}
+	// The mark makes etcd's client open a new stream for each watch: streams are shared by
+	// metadata, and the one before may hang. A member that has lost its leader ends the
+	// watch instead of keeping quiet.
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(
+		metadata.AppendToOutgoingContext(ctx, "policyd-watch", strconv.Itoa(life))))
+	w := &watch{
+		store: s, sinks: sinks, confirmed: time.Now(),
+		probes: make(chan probe, 1), listings: make(chan comparison, 1),
+	}
+	defer cancel()
+	// The reads end before the watch does: to ask a watch that is gone for its progress would
+	// open another one.
+	reads, stop := context.WithCancel(ctx)
+	defer w.work.Wait()
+	defer stop()
+
+	// Watch returns when a member has accepted it, or when ctx ends.
+	overdue := time.AfterFunc(s.timing.Silence/3, cancel)
+	responses := s.client.Watch(ctx, s.keys.prefix,
+		clientv3.WithPrefix(), clientv3.WithRev(int64(from)+1), clientv3.WithProgressNotify())
+	if !overdue.Stop() {
+		return false, errSilent
+	}
+	err = w.run(reads, responses)
+	return w.alive, err
+}
+
+// watch is one watch of the store. Its fields belong to the goroutine of run.
+type watch struct {
+	store *Store
+	sinks []func(policy.Update)
+	work  sync.WaitGroup // reads in the background
+
+	probes  chan probe
+	probing bool
+	// The last probe that came back, and how far the watch has got since it began.
+	pending *probe
+	heard   policy.Revision
+	// confirmed is when the view was last known to be right; alive says that it was since
+	// the watch began.
+	confirmed time.Time
+	alive     bool
+
+	listings  chan comparison
+	comparing bool
+	listed    *comparison
+}
+
+// probe is a read that a quorum answered: everything up to revision was there at began.
+type probe struct {
+	began    time.Time
+	revision policy.Revision
+	err      error
+}
+
+func (w *watch) run(ctx context.Context, responses clientv3.WatchChan) error {
+	probing := time.NewTicker(w.store.timing.Probe)
+	defer probing.Stop()
+	comparing := time.NewTicker(w.store.timing.Compare)
+	defer comparing.Stop()
+	w.probe(ctx)
+	for {
+		select {
+		case response, ok := <-responses:
+			if !ok {
+				return errEnded
+			}
+			if err := w.receive(response); err != nil {
+				return err
+			}
+		case p := <-w.probes:
+			w.probing = false
+			if p.err == nil {
+				w.pending = &p
+			}
+		case c := <-w.listings:
+			w.comparing = false
+			if c.err == nil {
+				w.listed = &c
+			}
+		case now := <-probing.C:
+			if silence := now.Sub(w.confirmed); silence > w.store.timing.Silence {
+				w.store.doubt(errSilent)
+				return errSilent
+			}
+			w.probe(ctx)
+		case <-comparing.C:
+			w.compare(ctx)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if w.pending != nil && w.heard >= w.pending.revision {
+			w.store.confirm(w.pending.began)
+			w.confirmed, w.alive, w.pending = time.Now(), true, nil
+		}
+		if w.listed != nil && w.store.reached(w.listed.revision) {
+			if err := w.store.check(w.listed); err != nil {
+				return err
+			}
+			w.listed = nil
+		}
+	}
+}
+
+// receive takes in one message of the watch.
+func (w *watch) receive(response clientv3.WatchResponse) error {
+	if err := response.Err(); err != nil {
+		return err
+	}
+	// A message with events may be one of several for the revision in its header; only one
+	// without says that there is nothing before it.
+	upTo := policy.Revision(0)
+	if n := len(response.Events); n > 0 {
+		if err := w.store.take(response.Events, w.sinks); err != nil {
+			return err
+		}
+		upTo = policy.Revision(response.Events[n-1].Kv.GetModRevision())
+	} else if response.IsProgressNotify() {
+		upTo = policy.Revision(response.Header.GetRevision())
+	}
+	w.heard = max(w.heard, upTo)
+	w.store.advance(upTo)
+	return nil
+}
+
+// probe asks a quorum for the newest revision and the watch for a sign that it has got
+// there. Both must answer: a member without quorum keeps its watches open, and a watch may
+// hang while other requests pass.
+func (w *watch) probe(ctx context.Context) {
+	if w.probing {
+		return
+	}
+	w.probing, w.heard, w.pending = true, 0, nil
+	unrecorded := w.store.unrecordedDeletions()
+	w.work.Go(func() {
+		p := probe{began: time.Now()}
+		read, cancel := context.WithTimeout(ctx, w.store.timing.Request)
+		defer cancel()
+		w.store.recordDeletions(read, unrecorded)
+		answer, err := w.store.client.Get(read, w.store.keys.epoch(), clientv3.WithKeysOnly())
+		if err == nil {
+			p.revision = policy.Revision(answer.Header.GetRevision())
+			err = w.store.client.RequestProgress(ctx)
+		}
+		p.err = err
+		w.probes <- p
+	})
+}
+
+// reached reports whether everything up to revision is in the view.
+func (s *Store) reached(revision policy.Revision) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.seen >= revision
+}
