@@ -93,6 +93,25 @@ func TestApply_O_CL_02_O_RL_03_the_same_again_writes_nothing(t *testing.T) {
 	require.Equal(t, admin.Changed, result.Results[0].Kind)
 }
 
+func TestApply_metadata_alone_is_a_change(t *testing.T) {
+	for name, edit := range map[string]func(*policy.Metadata){
+		"owner":       func(m *policy.Metadata) { m.Owner = "team" },
+		"labels":      func(m *policy.Metadata) { m.Labels = map[string]string{"tier": "2"} },
+		"annotations": func(m *policy.Metadata) { m.Annotations = map[string]string{"runbook": "x"} },
+		"managedBy":   func(m *policy.Metadata) { m.ManagedBy = "git" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t)
+			at := h.seed(t, doc(shop, settings{}))
+			p := doc(shop, settings{})
+			edit(&p.Metadata)
+			result, err := h.Apply(t.Context(), sam, admin.ApplyRequest{Changes: []admin.PolicyChange{put(p, at)}})
+			require.NoError(t, err)
+			require.Equal(t, admin.Changed, result.Results[0].Kind)
+		})
+	}
+}
+
 func TestApply_dry_run_tells_and_writes_nothing(t *testing.T) {
 	h := newHouse(t)
 	at := h.seed(t, doc(shop, settings{engine.MaxAttempts: engine.Int(2)}))
@@ -412,6 +431,21 @@ func TestApply_deletion_of_more_than_a_fifth_needs_the_name(t *testing.T) {
 	requireFault(t, err, fault.Refused, "removal_unconfirmed")
 	_, err = h.Apply(t.Context(), alex, admin.ApplyRequest{Deletions: deletions(4, at)})
 	require.NoError(t, err)
+}
+
+func TestApply_exactly_a_fifth_needs_no_name(t *testing.T) {
+	h := newHouse(t)
+	var docs []*policy.Policy
+	for i := range 5 {
+		docs = append(docs, doc(engine.Scope(fmt.Sprint("shop/s", i)), settings{}))
+	}
+	at := h.seed(t, docs...)
+	remove := func(i int) error {
+		_, err := h.Apply(t.Context(), alex, admin.ApplyRequest{Deletions: []admin.PolicyDeletion{{Scope: docs[i].Scope, Expected: rev(at)}}})
+		return err
+	}
+	require.NoError(t, remove(0))
+	requireFault(t, remove(1), fault.Refused, "removal_unconfirmed")
 }
 
 func TestApply_the_only_policy_of_a_namespace_is_confirmed_too(t *testing.T) {

@@ -57,7 +57,7 @@ func TestEffective_shows_what_each_switch_overrides(t *testing.T) {
 		"a switch of a wider scope":  {over(shop), engine.MaxAttempts, "1", "3"},
 		"an exception of this scope": {func(r *admin.StartRequest) { r.Spec.Scope, r.Spec.Except = shop, []engine.Scope{charges} }, engine.MaxAttempts, "3", ""},
 		"a switch elsewhere":         {over("media"), engine.MaxAttempts, "3", ""},
-		"a part of the instances":    {func(r *admin.StartRequest) { r.Spec.Percent = 50 }, engine.MaxAttempts, "3", ""},
+		"a part of the instances":    {func(r *admin.StartRequest) { r.Spec.Percent = 99 }, engine.MaxAttempts, "3", ""},
 		"a drill":                    {func(r *admin.StartRequest) { r.Drill = true }, engine.MaxAttempts, "3", ""},
 		"only sheddable calls":       {func(r *admin.StartRequest) { r.Spec.Criticality = engine.Sheddable }, engine.MaxAttempts, "3", ""},
 	} {
@@ -169,7 +169,7 @@ func TestPolicies_selects_by_scope_and_labels(t *testing.T) {
 	h := newHouse(t)
 	labelled := doc(charges, settings{})
 	labelled.Metadata.Labels = map[string]string{"tier": "1", "team": "pay"}
-	h.seed(t, labelled, doc(payments, settings{}), doc("shop/payments2", settings{}), doc("media", settings{}))
+	h.seed(t, labelled, doc(payments, settings{}), doc("shop/payments2", settings{}), doc("media", settings{}), doc(shop, settings{}))
 	list := func(scope engine.Scope, labels map[string]string) []engine.Scope {
 		_, found, err := h.Policies(t.Context(), scope, labels)
 		require.NoError(t, err)
@@ -179,7 +179,7 @@ func TestPolicies_selects_by_scope_and_labels(t *testing.T) {
 		}
 		return all
 	}
-	require.Equal(t, []engine.Scope{"media", payments, charges, "shop/payments2"}, list("", nil))
+	require.Equal(t, []engine.Scope{"media", shop, payments, charges, "shop/payments2"}, list("", nil))
 	require.Equal(t, []engine.Scope{payments, charges}, list(payments, nil))
 	require.Equal(t, []engine.Scope{charges}, list("", map[string]string{"tier": "1"}))
 	require.Empty(t, list("", map[string]string{"tier": "1", "team": "other"}))
