@@ -21,8 +21,9 @@ import (
 type Store interface {
 	// View returns everything in the store, as of a revision that may lag a commit a little.
 	View() *policy.View
-	// Commit writes tx whole or not at all and returns its revision. A document that moved
-	// is a *policy.ConflictError; a store that cannot be reached is Unavailable.
+	// Commit writes tx whole or not at all and returns its revision, as a rule once the view
+	// shows it. It keeps nothing of tx. A document that moved is a *policy.ConflictError; a
+	// store that cannot be reached is Unavailable.
 	Commit(ctx context.Context, tx policy.Transaction) (policy.Revision, error)
 }
 
@@ -103,22 +104,18 @@ func (s *Service) viewAt(ctx context.Context, revision policy.Revision) (*policy
 	}
 }
 
-// commit writes tx and then waits for the view, so that the caller reads its own write.
+// commit writes tx and notes what it concerns.
 func (s *Service) commit(ctx context.Context, tx policy.Transaction) (policy.Revision, error) {
 	revision, err := s.store.Commit(ctx, tx)
 	if err != nil {
 		return 0, err
 	}
-	// From here the write is done: nothing below may fail the request.
 	s.remember(revision, tx)
 	if len(tx.PutSwitches) > 0 {
 		select {
 		case s.kick <- struct{}{}:
 		default:
 		}
-	}
-	if _, err := s.viewAt(ctx, revision); err != nil {
-		s.log.WarnContext(ctx, "view lags a commit", "revision", int64(revision), "error", err)
 	}
 	return revision, nil
 }

@@ -291,7 +291,7 @@ func conflictFault(e *policy.ConflictError) error {
 	case e.Current == 0:
 		return fault.New(fault.Conflict, "revision_moved", "%s: revision %d is gone, the policy was deleted", e.Scope, e.Expected).WithHint(hint)
 	case e.Expected == 0:
-		return fault.New(fault.Conflict, "already_exists", "%s exists already: %s saved revision %d", e.Scope, e.By.Name, e.Current).WithHint(hint)
+		return fault.New(fault.Conflict, "exists", "%s exists already: %s saved revision %d", e.Scope, e.By.Name, e.Current).WithHint(hint)
 	}
 	return fault.New(fault.Conflict, "revision_moved", "%s: you started from revision %d, %s saved %d", e.Scope, e.Expected, e.By.Name, e.Current).WithHint(hint)
 }

@@ -137,7 +137,7 @@ func TestApply_O_AP_02_needs_the_expected_revision(t *testing.T) {
 	requireFault(t, apply(nil), fault.Invalid, "precondition_required")
 	requireFault(t, apply(rev(-1)), fault.Invalid, "precondition_invalid")
 	requireFault(t, apply(rev(at-1)), fault.Conflict, "revision_moved")
-	requireFault(t, apply(rev(0)), fault.Conflict, "already_exists")
+	requireFault(t, apply(rev(0)), fault.Conflict, "exists")
 	require.Len(t, h.store.commits, 1)
 	require.NoError(t, apply(rev(at)))
 
@@ -159,11 +159,10 @@ func TestApply_waits_for_a_view_that_lags_what_the_caller_saw(t *testing.T) {
 		h := newHouse(t)
 		old := h.store.View()
 		at := h.seed(t, doc(shop, settings{engine.MaxAttempts: engine.Int(2)}))
-		newest := h.store.View()
-		h.store.setView(old)
+		h.store.lag.Store(old)
 		go func() {
 			time.Sleep(300 * time.Millisecond)
-			h.store.setView(newest)
+			h.store.lag.Store(nil)
 		}()
 		result, err := h.Apply(t.Context(), sam, admin.ApplyRequest{Changes: []admin.PolicyChange{put(doc(shop, settings{engine.MaxAttempts: engine.Int(4)}), at)}})
 		require.NoError(t, err)

@@ -5,11 +5,9 @@ package admin_test
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,94 +15,44 @@ import (
 	"github.com/policyd/policyd/internal/fault"
 	"github.com/policyd/policyd/internal/fleet"
 	"github.com/policyd/policyd/internal/policy"
+	"github.com/policyd/policyd/internal/store/storetest"
 	"github.com/policyd/policyd/sdk/go/engine"
 )
 
-// fakeStore is a store whose commits can be delayed, refused and looked at.
+// fakeStore is a store whose commits can be held up, refused and looked at, and whose view
+// can lag.
 type fakeStore struct {
-	mu      sync.Mutex
-	view    policy.View
-	commits []policy.Transaction
-	// before runs ahead of each commit, without the lock; an error refuses the commit.
+	*storetest.Memory
+	// before runs ahead of each commit; an error refuses it.
 	before func(policy.Transaction) error
 	looks  atomic.Int64 // at the view
-}
+	lag    atomic.Pointer[policy.View]
 
-func newStore() *fakeStore {
-	return &fakeStore{view: policy.View{
-		Epoch: "e1", Revision: 1, AsOf: time.Now(),
-		Policies: policy.Set{}, Switches: map[string]*policy.Switch{}, Ended: map[string]*policy.Switch{},
-	}}
+	mu      sync.Mutex
+	commits []policy.Transaction // guarded by mu
 }
 
 func (s *fakeStore) View() *policy.View {
 	s.looks.Add(1)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v := s.view
-	return &v
+	if v := s.lag.Load(); v != nil {
+		return v
+	}
+	return s.Memory.View()
 }
 
-func (s *fakeStore) Commit(_ context.Context, tx policy.Transaction) (policy.Revision, error) {
+func (s *fakeStore) Commit(ctx context.Context, tx policy.Transaction) (policy.Revision, error) {
 	if s.before != nil {
 		if err := s.before(tx); err != nil {
 			return 0, err
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v := s.view
-	v.Policies, v.Switches, v.Ended = maps.Clone(v.Policies), maps.Clone(v.Switches), maps.Clone(v.Ended)
-	v.Revision++
-	for _, p := range tx.PutPolicies {
-		if err := s.expect(p.Policy.Scope, p.Expected); err != nil {
-			return 0, err
-		}
-		stored := *p.Policy
-		stored.Revision = v.Revision
-		v.Policies[p.Policy.Scope] = &stored
+	revision, err := s.Memory.Commit(ctx, tx)
+	if err == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.commits = append(s.commits, tx)
 	}
-	for _, d := range tx.Deletes {
-		if err := s.expect(d.Scope, d.Expected); err != nil {
-			return 0, err
-		}
-		delete(v.Policies, d.Scope)
-	}
-	for _, p := range append(tx.PutSwitches, tx.End...) {
-		var at policy.Revision
-		if have := s.view.Switches[p.Switch.ID]; have != nil {
-			at = policy.Revision(have.Revision)
-		}
-		if at != p.Expected {
-			return 0, &policy.ConflictError{
-				Key: policy.SwitchKey(p.Switch.ID), Expected: p.Expected, Current: at,
-				Err: fault.New(fault.Conflict, "revision_moved", "switch %s moved", p.Switch.ID),
-			}
-		}
-		stored := *p.Switch
-		stored.Revision = int64(v.Revision)
-		v.Switches[stored.ID] = &stored
-	}
-	for _, p := range tx.End {
-		v.Ended[p.Switch.ID] = v.Switches[p.Switch.ID]
-		delete(v.Switches, p.Switch.ID)
-	}
-	s.view = v
-	s.commits = append(s.commits, tx)
-	return v.Revision, nil
-}
-
-func (s *fakeStore) expect(scope engine.Scope, expected policy.Revision) error {
-	p := s.view.Policies[scope]
-	e := &policy.ConflictError{Key: policy.PolicyKey(scope), Scope: scope, Expected: expected, Policy: p}
-	if p != nil {
-		e.Current, e.By, e.At = p.Revision, p.Metadata.UpdatedBy, p.Metadata.UpdatedAt
-	}
-	if e.Current == expected {
-		return nil
-	}
-	e.Err = fault.New(fault.Conflict, "revision_moved", "%s moved", scope)
-	return e
+	return revision, err
 }
 
 // entries returns the records written so far, of one action or of all.
@@ -129,7 +77,7 @@ type house struct {
 
 func newHouse(t testing.TB) *house {
 	t.Helper()
-	h := &house{store: newStore(), fleet: fleet.New()}
+	h := &house{store: &fakeStore{Memory: storetest.NewMemory()}, fleet: fleet.New()}
 	h.Service = h.another()
 	return h
 }
@@ -193,12 +141,6 @@ func requireFault(t testing.TB, err error, kind fault.Kind, reason string) *faul
 	require.Equal(t, kind, f.Kind, "%v", err)
 	require.Equal(t, reason, f.Reason, "%v", err)
 	return f
-}
-
-func (s *fakeStore) setView(v *policy.View) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.view = *v
 }
 
 func valueOf(t testing.TB, e *admin.EffectivePolicy, f engine.Field) admin.EffectiveValue {

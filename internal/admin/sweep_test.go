@@ -166,10 +166,10 @@ func TestSweeper_O_ST_02_ends_on_time_after_a_store_without_leader(t *testing.T)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t)
 		var down atomic.Bool
-		tries := 0
+		var tries atomic.Int64
 		h.store.before = func(policy.Transaction) error {
 			if down.Load() {
-				tries++
+				tries.Add(1)
 				return fault.New(fault.Unavailable, "no_quorum", "no leader")
 			}
 			return nil
@@ -180,8 +180,8 @@ func TestSweeper_O_ST_02_ends_on_time_after_a_store_without_leader(t *testing.T)
 		down.Store(true)
 		time.Sleep(11 * time.Minute) // no leader for 10 min beyond the end
 		down.Store(false)
-		require.Positive(t, tries)
-		require.Less(t, tries, 60, "backs off")
+		require.Positive(t, tries.Load())
+		require.Less(t, tries.Load(), int64(60), "backs off")
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		entries := h.store.entries("switch.expired")

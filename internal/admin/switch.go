@@ -62,7 +62,7 @@ func (s *Service) StartSwitch(ctx context.Context, who Caller, req StartRequest)
 			return result, err
 		}
 		// Someone took the id between the view and the write: look again.
-		if view, err = s.viewAt(ctx, moved.Current); err != nil {
+		if view, err = s.viewAt(ctx, max(moved.Current, view.Revision+1)); err != nil {
 			return nil, err
 		}
 	}
@@ -354,7 +354,7 @@ func (s *Service) changeSwitches(ctx context.Context, who Caller, action string,
 		case !errors.As(err, &moved) || attempt == maxAttempts:
 			return 0, err
 		}
-		if view, err = s.viewAt(ctx, moved.Current); err != nil {
+		if view, err = s.viewAt(ctx, max(moved.Current, view.Revision+1)); err != nil {
 			return 0, err
 		}
 	}

@@ -239,12 +239,13 @@ func TestStartSwitch_two_with_one_id_at_once_make_one(t *testing.T) {
 
 func TestStartSwitch_at_most_1000_active(t *testing.T) {
 	h := newHouse(t)
-	view := h.store.View()
+	view := *h.store.View()
+	view.Switches = make(map[string]*policy.Switch)
 	for i := range engine.MaxActiveSwitches {
 		id := fmt.Sprint("s", i)
 		view.Switches[id] = &policy.Switch{Switch: engine.Switch{ID: id, Scope: "media", Ends: time.Now().Add(time.Hour)}, Phase: policy.PhaseActive}
 	}
-	h.store.setView(view)
+	h.store.lag.Store(&view)
 	_, err := h.StartSwitch(t.Context(), alex, wanted())
 	requireFault(t, err, fault.Exhausted, "too_many_switches")
 	view.Switches["s0"].Phase = policy.PhaseRestoring

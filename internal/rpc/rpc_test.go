@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"net"
 	"strings"
 	"sync"
@@ -30,55 +29,14 @@ import (
 	"github.com/policyd/policyd/internal/fleet"
 	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/internal/rpc"
+	"github.com/policyd/policyd/internal/store/storetest"
 	"github.com/policyd/policyd/sdk/go/engine"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
-// fakeStore accepts every commit, unless commit says otherwise.
-type fakeStore struct {
-	mu     sync.Mutex
-	view   policy.View
-	commit func(policy.Transaction) error
-	last   policy.Transaction
-}
-
-func (s *fakeStore) View() *policy.View {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v := s.view
-	return &v
-}
-
-func (s *fakeStore) Commit(_ context.Context, tx policy.Transaction) (policy.Revision, error) {
-	if s.commit != nil {
-		if err := s.commit(tx); err != nil {
-			return 0, err
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.view.Revision++
-	s.view.Policies, s.view.Switches = maps.Clone(s.view.Policies), maps.Clone(s.view.Switches)
-	for _, p := range tx.PutPolicies {
-		stored := *p.Policy
-		stored.Revision = s.view.Revision
-		s.view.Policies[stored.Scope] = &stored
-	}
-	for _, d := range tx.Deletes {
-		delete(s.view.Policies, d.Scope)
-	}
-	for _, p := range tx.PutSwitches {
-		stored := *p.Switch
-		stored.Revision = int64(s.view.Revision)
-		s.view.Switches[stored.ID] = &stored
-	}
-	s.last = tx
-	return s.view.Revision, nil
-}
-
 type house struct {
 	policydv1.AdminServiceClient
-	store  *fakeStore
+	store  *storetest.Memory
 	fleet  *fleet.Registry
 	server *rpc.Server
 	logs   *buffer
@@ -104,9 +62,7 @@ func (b *buffer) String() string {
 
 func newHouse(t *testing.T) *house {
 	t.Helper()
-	h := &house{fleet: fleet.New(), logs: &buffer{}, store: &fakeStore{view: policy.View{
-		Epoch: "e1", Revision: 1, Policies: policy.Set{}, Switches: map[string]*policy.Switch{},
-	}}}
+	h := &house{fleet: fleet.New(), logs: &buffer{}, store: storetest.NewMemory()}
 	logger := slog.New(slog.NewTextHandler(h.logs, nil))
 	h.server = rpc.New(admin.New(admin.Config{Store: h.store, Fleet: h.fleet, Logger: logger, Version: "test"}))
 	listener := bufconn.Listen(1 << 20)
@@ -125,6 +81,14 @@ func newHouse(t *testing.T) *house {
 	})
 	h.AdminServiceClient = policydv1.NewAdminServiceClient(conn)
 	return h
+}
+
+func (h *house) lastEntry(t *testing.T) policy.Entry {
+	t.Helper()
+	entries, err := h.store.Outbox(t.Context(), 100)
+	require.NoError(t, err)
+	require.NotEmpty(t, entries)
+	return entries[len(entries)-1]
 }
 
 func detail(t *testing.T, err error, code codes.Code) *policydv1.ErrorDetail {
@@ -160,8 +124,9 @@ func TestPolicies_from_apply_to_delete(t *testing.T) {
 	require.EqualValues(t, 2, applied.GetRevision())
 	require.Equal(t, policydv1.ChangeKind_CHANGE_KIND_CREATED, applied.GetResults()[0].GetKind())
 	require.Equal(t, "maxAttempts", applied.GetResults()[0].GetFields()[0].GetPath())
-	require.Equal(t, policy.Actor{Name: "local", Via: "policyctl"}, h.store.last.Entry.Actor)
-	require.NotEmpty(t, h.store.last.Entry.RequestID)
+	entry := h.lastEntry(t)
+	require.Equal(t, policy.Actor{Name: "local", Via: "policyctl"}, entry.Actor)
+	require.NotEmpty(t, entry.RequestID)
 
 	got, err := h.GetPolicy(ctx, &policydv1.GetPolicyRequest{Scope: "shop/payments"})
 	require.NoError(t, err)
@@ -336,7 +301,7 @@ func TestFleet_and_status(t *testing.T) {
 	require.InDelta(t, 1, st.GetTraffic().GetSuppressedPerSecond()["budget_exhausted"], 1e-9)
 	require.EqualValues(t, 1, st.GetBreakers()[0].GetStates()["open"])
 	require.Equal(t, "test", st.GetVersion())
-	require.Equal(t, "e1", st.GetEpoch())
+	require.EqualValues(t, h.store.View().Epoch, st.GetEpoch())
 }
 
 func TestWatchProgress_until_all_have_it(t *testing.T) {
@@ -410,7 +375,7 @@ func TestInternal_errors_show_a_number_and_log_the_cause_once(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHouse(t)
-			h.store.commit = commit
+			h.store.Refuse(commit)
 			ctx := metadata.AppendToOutgoingContext(t.Context(), rpc.RequestIDHeader, "req-42")
 			_, err := h.StartSwitch(ctx, switchRequest())
 			require.Equal(t, "internal error, request req-42", status.Convert(err).Message())
@@ -430,7 +395,7 @@ func TestFailures_of_the_caller_are_not_in_the_log(t *testing.T) {
 	_, err := h.GetPolicy(t.Context(), &policydv1.GetPolicyRequest{Scope: "shop"})
 	detail(t, err, codes.NotFound)
 	require.Empty(t, h.logs.String())
-	h.store.commit = func(policy.Transaction) error { return fault.New(fault.Unavailable, "no_quorum", "no leader") }
+	h.store.Refuse(func(policy.Transaction) error { return fault.New(fault.Unavailable, "no_quorum", "no leader") })
 	_, err = h.StartSwitch(t.Context(), switchRequest())
 	require.Equal(t, "no_quorum", detail(t, err, codes.Unavailable).GetReason())
 	require.Contains(t, h.logs.String(), "level=WARN")
@@ -447,6 +412,6 @@ func TestVia_is_bounded_text(t *testing.T) {
 	for sent, kept := range map[string]string{"": "grpc", "ui\n\x00": "ui", strings.Repeat("x", 500): strings.Repeat("x", 64)} {
 		_, err := h.StartSwitch(t.Context(), switchRequest(func(r *policydv1.StartSwitchRequest) { r.Id, r.Via = "", sent }))
 		require.NoError(t, err)
-		require.Equal(t, kept, h.store.last.Entry.Actor.Via)
+		require.Equal(t, kept, h.lastEntry(t).Actor.Via)
 	}
 }
