@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import "time"
+
+// CallOptions are what a caller says about a call before its first attempt.
+type CallOptions struct {
+	// Deadline is the caller's own; 0 for none.
+	Deadline Instant
+	// Idempotent: safe to repeat, by its method or because the application says so.
+	Idempotent bool
+	// Keyed: it carries an idempotency key that makes it safe to repeat.
+	Keyed bool
+	// NoRetry: one attempt whatever the policy says.
+	NoRetry bool
+}
+
+// Call is one call on its way. The order is Begin, Settle, then for each retry Resume or
+// Abandon, and Settle. A Call belongs to one goroutine. It obeys the policy that was in
+// force when it began, and the breaker, budget and switches of the moment.
+type Call struct {
+	e        *Endpoint
+	p        *Policy
+	started  Instant // the call
+	sent     Instant // the attempt in progress
+	deadline Instant
+	previous time.Duration // wait before
+	permit   permit
+	attempt  report // of the attempt in progress
+	cell     uint32
+	attempts uint8
+	step     uint8 // retries since the backoff began
+	state    callState
+	counts   bool // the breaker admitted the attempt in progress
+	keyed    bool
+	safe     bool
+	single   bool
+}
+
+type callState uint8
+
+const (
+	callEnded callState = iota
+	callSent            // an attempt is in progress
+	callWaits           // for a retry
+)
+
+// Decision is what a call may do next.
+type Decision struct {
+	// Proceed: send the attempt now. Answer of Begin and Resume; without it the call ends.
+	Proceed bool
+	// Retry: wait for Wait, then ask Resume. Answer of Settle; without it the call ends.
+	Retry bool
+	// Observed: Code or Wait tell what would have been done, had the policy not been
+	// observed only.
+	Observed bool
+	// Code says why the call was refused or is not repeated.
+	Code Code
+	Wait time.Duration
+	// Asked is the wait that the server asked for, of CodeRetryAfter.
+	Asked time.Duration
+	// RetryAt is when trying again makes sense, 0 if unknown.
+	RetryAt Instant
+	// Rule is the rule that opened the breaker, of CodeBreaker.
+	Rule Rule
+	// By is the kill switch that decided or, of CodeBudget, that tightened the budget.
+	By *Switch
+	// Breaker is set once for each change of state that the breaker went through, on
+	// whatever decision came next.
+	Breaker *BreakerChange
+}
+
+// BreakerChange is a change of a breaker's reported state.
+type BreakerChange struct {
+	From, To BreakerState
+	Rule     Rule    // of the opening
+	Until    Instant // end of an open state, 0 if there is none
+	By       *Switch // behind a forced state
+}
+
+// Begin starts a call and decides on its first attempt. The returned Call is of use only
+// if the decision is to proceed. It does not allocate.
+func (e *Endpoint) Begin(now Instant, o CallOptions) (Call, Decision) {
+	p := e.policy.Load()
+	c := Call{
+		e: e, p: p, started: now, sent: now, attempts: 1, state: callSent, counts: true,
+		deadline: p.deadline(now, o.Deadline), keyed: o.Keyed, safe: o.Idempotent || o.Keyed, single: o.NoRetry,
+		cell: e.cellIndex(),
+	}
+	c.attempt.generation = e.generation.Load()
+	if int64(now) < e.fastUntil.Load() {
+		e.cells[c.cell].word.Add(1)
+		return c, Decision{Proceed: true}
+	}
+	if s := e.shutter.Load(); now < s.until {
+		e.refused.Add(1)
+		return Call{}, Decision{Code: CodeBreaker, Rule: s.rule, RetryAt: s.at, By: s.by}
+	}
+	d := c.begin(now)
+	return c, d
+}
+
+// deadline is the end of a call that starts at now.
+func (p *Policy) deadline(now, callers Instant) Instant {
+	end := Never
+	if callers != 0 {
+		end = callers
+	}
+	if p.Timeouts.Overall > 0 {
+		end = min(end, now.Add(p.Timeouts.Overall))
+	}
+	return end
+}
+
+// Deadline is the end of the whole call, Never if it has none.
+func (c *Call) Deadline() Instant { return c.deadline }
+
+// AttemptDeadline is the end of the attempt in progress, Never if it has none.
+func (c *Call) AttemptDeadline() Instant {
+	if c.p.Timeouts.Attempt == 0 {
+		return c.deadline
+	}
+	return min(c.deadline, c.sent.Add(c.p.Timeouts.Attempt))
+}
+
+// Attempts is the number of attempts sent so far.
+func (c *Call) Attempts() int { return int(c.attempts) }
+
+// Policy is the policy that the call obeys. It must not be changed.
+func (c *Call) Policy() *Policy { return c.p }
+
+// Settle takes the outcome of the attempt in progress and decides whether the call waits
+// for a retry. The permit of that retry is reserved now. A second Settle does nothing.
+func (c *Call) Settle(now Instant, o Outcome) Decision {
+	if c.state != callSent {
+		return Decision{}
+	}
+	e := c.e
+	took := now - c.sent
+	if o.Kind == OutcomeOK && c.attempts == 1 && c.counts && c.attempt.probe == 0 &&
+		int64(now) < e.fastUntil.Load() && c.attempt.generation == e.generation.Load() &&
+		int64(took) <= e.slowAfter.Load() {
+		c.state = callEnded
+		e.cells[c.cell].word.Add(succeeded)
+		return Decision{}
+	}
+	c.attempt.took = time.Duration(took)
+	return c.settle(now, &o)
+}
+
+// Resume decides on the retry whose wait is over: the breaker and the kill switches may
+// have changed. If the answer is not to proceed, the permit has gone back and the call is
+// over.
+func (c *Call) Resume(now Instant) Decision {
+	if c.state != callWaits {
+		return Decision{}
+	}
+	return c.resume(now)
+}
+
+// Abandon ends a call that its caller gives up, wherever it is: the permit of a retry that
+// did not start and the slot of a probe go back. After the end it does nothing, so it may
+// be deferred.
+func (c *Call) Abandon(now Instant) {
+	switch c.state {
+	case callSent:
+		c.attempt.took = time.Duration(now - c.sent)
+		c.settle(now, &Outcome{Kind: OutcomeCancelled})
+	case callWaits:
+		c.abandon(now)
+	}
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+
+
+// begin decides on the first attempt under the lock.
+func (c *Call) begin(now Instant) Decision {
+	e := c.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now = e.tick(now)
+	eff := e.effects(now)
+	d := c.admit(now, &eff, true)
+	if d.Proceed {
+		e.counters.calls++
+		e.budget.add(1, 0)
+	} else {
+		e.counters.rejected++
+		c.state = callEnded
+	}
+	d.Breaker = e.leave(now, &eff)
+	return d
+}
+
+// admit asks the kill switches and the breaker about an attempt. What an observed policy
+// would refuse is sent, but its result does not count.
+func (c *Call) admit(now Instant, eff *Effects, first bool) Decision {
+	e := c.e
+	p := e.policy.Load()
+	c.attempt = report{generation: e.breaker.generation}
+	c.counts = true
+	if e.mode == ModeOff {
+		c.counts = false
+		return Decision{Proceed: true}
+	}
+	forced := false
+	switch {
+	case eff.ForcedOpen && !first, first && eff.First < Million && !chance(e.random(), eff.First):
+		forced = true
+	case eff.ForcedClosed:
+		c.counts = e.breaker.state == BreakerClosed
+		return Decision{Proceed: true}
+	case p.Breaker.Enabled:
+		probe, ok := e.breaker.admit(&p.Breaker, now, e.random)
+		if ok {
+			c.attempt.probe = probe
+			return Decision{Proceed: true}
+		}
+	default:
+		return Decision{Proceed: true}
+	}
+	d := Decision{Code: CodeBreaker}
+	e.blame(&d, forced, eff)
+	if e.observes() {
+		c.counts = false
+		d.Proceed, d.Observed = true, true
+	}
+	if !first || d.Observed {
+		e.counters.suppressed[byBreaker]++
+	}
+	return d
+}
+
+// blame says who is behind CodeBreaker and when to try again.
+func (e *Endpoint) blame(d *Decision, forced bool, eff *Effects) {
+	if forced {
+		d.By = eff.FirstBy
+		if d.By != nil {
+			d.RetryAt = e.instant(d.By.Ends)
+		}
+		return
+	}
+	d.Rule = e.breaker.rule
+	if e.breaker.state == BreakerOpen {
+		d.RetryAt = e.breaker.until
+	}
+}
+
+// observes reports whether decisions are made but not carried out.
+func (e *Endpoint) observes() bool { return e.mode == ModeObserve || e.policy.Load().Observe }
+
+// reports is the state of the breaker as people see it.
+func (e *Endpoint) reports(eff *Effects) BreakerState {
+	switch {
+	case eff.ForcedOpen:
+		return BreakerForcedOpen
+	case eff.ForcedClosed:
+		return BreakerForcedClosed
+	}
+	return e.breaker.state
+}
+
+// transition notes a change of the reported state.
+func (e *Endpoint) transition(eff *Effects) *BreakerChange {
+	s := e.reports(eff)
+	if s == e.reported {
+		return nil
+	}
+	change := &BreakerChange{From: e.reported, To: s}
+	switch s {
+	case BreakerOpen:
+		change.Rule, change.Until = e.breaker.rule, e.breaker.until
+	case BreakerHalfOpen:
+		change.Rule = e.breaker.rule
+	case BreakerForcedOpen:
+		change.By = eff.FirstBy
+	case BreakerForcedClosed:
+		change.By = eff.ClosedBy
+	default:
+	}
+	e.reported = s
+	return change
+}
+
+// settle takes the outcome of an attempt under the lock.
+func (c *Call) settle(now Instant, o *Outcome) Decision {
+	e := c.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now = e.tick(now)
+	p := e.policy.Load()
+	class, retryable := o.classify(c.p, c.keyed)
+	if c.counts && p.Breaker.Enabled {
+		c.attempt.class = class
+		e.breaker.settle(&p.Breaker, c.attempt, now, e.random)
+	}
+	e.counters.attempt(class, c.attempts)
+	eff := e.effects(now)
+	e.budget.fit(&p.Budget, eff.Factor, now)
+	var d Decision
+	switch {
+	case e.mode == ModeOff:
+		c.end(class)
+	case retryable:
+		d = c.decide(now, o, &eff)
+	case c.keyed && o.Kind == OutcomeHTTP && o.Code == statusUnprocessable:
+		d.Code = CodeConflict
+		e.counters.suppressed[byConflict]++
+		c.end(class)
+	default:
+		c.end(class)
+	}
+	d.Breaker = e.leave(now, &eff)
+	return d
+}
+
+// decide says whether a call whose attempt failed waits for a retry. The conditions come in
+// the order of blame.
+func (c *Call) decide(now Instant, o *Outcome, eff *Effects) Decision {
+	e := c.e
+	p := e.policy.Load()
+	var d Decision
+	step := int(c.step) + 1
+	wait, allowed := c.p.Backoff.Wait(step, c.previous, e.random), true
+	if asked := o.Server; asked.Kind == AskedStop || asked.Kind != AskedNothing && c.p.RetryAfter.Honor {
+		wait, allowed = c.p.RetryAfter.wait(asked, c.p.Backoff.Step(step), e.random)
+	}
+	why := none
+	switch {
+	case e.breakerShut(eff):
+		why = byBreaker
+		e.blame(&d, eff.ForcedOpen, eff)
+	case c.single || int(c.attempts) >= c.p.MaxAttempts:
+		why = byAttempts
+	case eff.Retry == 0 || eff.Retry < Million && !chance(e.random(), eff.Retry):
+		why, d.By = bySwitch, eff.RetryBy
+	case !c.safe && !(c.p.Idempotency.OnlyIfNotSent && o.notSent()):
+		why = bySafety
+	case o.BodyLost:
+		why = byBody
+	case !e.gate.open(&p.Budget.SuccessGate):
+		why = byGate
+	case !e.budget.available(&p.Budget):
+		why, d.By = byBudget, eff.FactorBy
+	case !allowed:
+		why, d.Asked = byServer, o.Server.For
+		if d.Asked > 0 {
+			d.RetryAt = now.Add(d.Asked)
+		}
+	case now.Add(wait) >= c.deadline:
+		why = byDeadline
+	}
+	if why != none {
+		e.counters.suppressed[why]++
+		d.Code = why.code()
+		d.Observed = e.observes()
+		c.end(Failure)
+		return d
+	}
+	c.permit, _ = e.budget.take(&p.Budget)
+	d.Wait = wait
+	if e.observes() {
+		d.Observed = true
+		e.counters.observed++
+		c.end(Failure)
+		return d
+	}
+	d.Retry = true
+	c.previous = wait
+	c.step++
+	if o.Server.Kind == AskedPushback && c.p.RetryAfter.Honor {
+		c.step, c.previous = 0, 0
+	}
+	c.state = callWaits
+	return d
+}
+
+// breakerShut reports whether the breaker lets nothing through.
+func (e *Endpoint) breakerShut(eff *Effects) bool {
+	return eff.ForcedOpen || !eff.ForcedClosed && e.policy.Load().Breaker.Enabled && e.breaker.state == BreakerOpen
+}
+
+// end counts how a call ended.
+func (c *Call) end(class Class) {
+	e := c.e
+	c.state = callEnded
+	switch class {
+	case Success, Refused:
+		if c.attempts > 1 {
+			e.counters.rescued++
+		} else {
+			e.counters.ok++
+			if class == Success {
+				e.budget.tokens.credit(&e.policy.Load().Budget.Tokens, 1)
+			}
+		}
+		e.gate.succeeded(1)
+	case Failure:
+		e.counters.failed++
+		e.gate.failed()
+	case Neutral:
+		e.counters.cancelled++
+	}
+}
+
+// resume decides on a retry under the lock.
+func (c *Call) resume(now Instant) Decision {
+	e := c.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now = e.tick(now)
+	eff := e.effects(now)
+	p := e.policy.Load()
+	e.budget.fit(&p.Budget, eff.Factor, now)
+	var d Decision
+	switch {
+	case e.mode == ModeOff:
+	case eff.Retry == 0 && !e.breakerShut(&eff):
+		d.Code, d.By = CodeDisabled, eff.RetryBy
+		e.counters.suppressed[bySwitch]++
+	case now >= c.deadline && !e.breakerShut(&eff):
+		d.Code = CodeDeadline
+		e.counters.suppressed[byDeadline]++
+	default:
+		d = c.admit(now, &eff, false)
+	}
+	if d.Proceed {
+		c.attempts++
+		c.sent, c.state = now, callSent
+		c.permit.held = false
+		e.counters.retries++
+	} else {
+		e.budget.giveBack(&c.permit)
+		c.end(Failure)
+	}
+	d.Breaker = e.leave(now, &eff)
+	return d
+}
+
+// abandon ends a call that waits for a retry.
+func (c *Call) abandon(now Instant) {
+	e := c.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now = e.tick(now)
+	e.budget.giveBack(&c.permit)
+	c.end(Failure)
+	eff := e.effects(now)
+	e.rearm(now, &eff)
+}
+

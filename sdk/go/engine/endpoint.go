@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"math"
+	"math/bits"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+)
+
+// Mode says whether decisions act.
+type Mode uint8
+
+// Modes of an endpoint.
+const (
+	ModeEnforce Mode = iota
+	ModeObserve      // decide and count, but change nothing
+	ModeOff          // count calls and attempts, decide nothing
+)
+
+func (m Mode) String() string { return [...]string{"enforce", "observe", "off"}[m] }
+
+// Endpoint is the state of one target of calls: breaker, budget, success gate and counters.
+// It outlives the policies that it obeys. Safe for concurrent use; no method blocks for
+// longer than a few short computations.
+//
+// The usual call, which succeeds at once while nothing is wrong, takes no lock: it adds to
+// one of a few cells that different processors seldom share. Every other event takes the
+// lock and first moves what the cells hold into the windows. Cells are emptied whenever a
+// slice of any window ends, so what they hold belongs to the newest slices.
+type Endpoint struct {
+	// Read by every call, written seldom.
+	fastUntil  atomic.Int64 // before it, calls are admitted and counted in the cells
+	shutter    atomic.Pointer[shutter]
+	slowAfter  atomic.Int64 // attempts that take longer need the lock
+	generation atomic.Uint32
+	shift      uint32 // 64 − log2 of the number of cells
+	policy     atomic.Pointer[Policy]
+	cells      []cell
+
+	mu       sync.Mutex
+	refused  atomic.Uint64 // by the shutter
+	overlay  Overlay
+	mode     Mode
+	reported BreakerState
+	random   func() uint64
+	origin   time.Time
+	latest   Instant
+	counters counters
+	budget   budget
+	gate     gate
+	breaker  breaker
+}
+
+// cell counts calls that began (low half) and that succeeded at once (high half) since it
+// was emptied. Padded to a cache line of its own.
+type cell struct {
+	word atomic.Uint64
+	_    [56]byte
+}
+
+const succeeded = 1 << 32
+
+// shutter refuses first attempts until a moment, without the lock. Immutable.
+type shutter struct {
+	until Instant
+	rule  Rule
+	at    Instant // when trying again makes sense
+	by    *Switch
+}
+
+// Config is what an endpoint needs beside its policy.
+type Config struct {
+	// Origin is the time of Instant 0: it relates the time line of calls to the ends of
+	// kill switches.
+	Origin time.Time
+	// Random returns uniform random numbers. It must be safe for concurrent use when
+	// endpoints share it; one endpoint calls it under its lock.
+	Random func() uint64
+	Mode   Mode
+}
+
+// NewEndpoint returns the state of a target that had no calls yet. The policy must not be
+// changed afterwards; endpoints may share it.
+func NewEndpoint(c Config, p *Policy, o Overlay, now Instant) *Endpoint {
+	n := min(max(runtime.GOMAXPROCS(0), 1), 8)
+	log := bits.Len(uint(n - 1))
+	e := &Endpoint{
+		shift: uint32(64 - log), cells: make([]cell, 1<<log),
+		overlay: o, mode: c.Mode, random: c.Random, origin: c.Origin, latest: now,
+	}
+	e.policy.Store(p)
+	e.shutter.Store(&shutter{})
+	e.budget = newBudget(&p.Budget, e.effects(now).Factor, now)
+	e.gate = newGate(&p.Budget.SuccessGate, now)
+	e.breaker = newBreaker(&p.Breaker, now)
+	eff := e.effects(now)
+	e.reported = e.reports(&eff)
+	e.rearm(now, &eff)
+	return e
+}
+
+// Policy returns the policy in force. It must not be changed.
+func (e *Endpoint) Policy() *Policy { return e.policy.Load() }
+
+// Reload puts another policy, other kill switches or another mode into force. What was
+// learnt is kept as far as it still has a meaning: an open breaker stays open, no budget is
+// refilled. Calls that wait look at the switches again in Resume. The result is nil unless
+// the reported state of the breaker changed.
+func (e *Endpoint) Reload(p *Policy, o Overlay, m Mode, now Instant) *BreakerChange {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now = e.tick(now)
+	old := e.policy.Load()
+	e.overlay, e.mode = o, m
+	e.policy.Store(p)
+	eff := e.effects(now)
+	e.budget.fit(&p.Budget, eff.Factor, now)
+	e.gate.fit(&p.Budget.SuccessGate, now)
+	e.breaker.fit(&old.Breaker, &p.Breaker, now)
+	e.tick(now)
+	return e.leave(now, &eff)
+}
+
+// effects returns what the switches do at now.
+func (e *Endpoint) effects(now Instant) Effects {
+	if e.overlay.Empty() {
+		return NoEffects
+	}
+	return e.overlay.At(e.time(now))
+}
+
+// tick moves the state to now and returns it, or the latest moment seen if that is later:
+// callers that read the clock at the same time may get the lock in any order.
+func (e *Endpoint) tick(now Instant) Instant {
+	e.gather()
+	now = max(now, e.latest)
+	e.latest = now
+	p := e.policy.Load()
+	e.budget.advance(now)
+	e.gate.advance(now)
+	if p.Breaker.Enabled {
+		e.breaker.advance(&p.Breaker, p.Timeouts.Attempt, now, e.random)
+	}
+	return now
+}
+
+// gather moves what the cells hold into the newest slices.
+func (e *Endpoint) gather() {
+	var began, ok uint64
+	for i := range e.cells {
+		if e.cells[i].word.Load() != 0 {
+			word := e.cells[i].word.Swap(0)
+			began += word % succeeded
+			ok += word / succeeded
+		}
+	}
+	if began|ok == 0 {
+		return
+	}
+	p := e.policy.Load()
+	e.counters.calls += began
+	e.counters.ok += ok
+	e.budget.add(uint32(min(began, math.MaxUint32)), 0)
+	e.budget.tokens.credit(&p.Budget.Tokens, ok)
+	e.gate.succeeded(ok)
+	if p.Breaker.Enabled {
+		e.breaker.healthy(&p.Breaker, uint32(min(ok, math.MaxUint32)))
+	}
+}
+
+// leave ends a change under the lock: it says what calls may do without the lock from now
+// on, and returns the change of the breaker's reported state, if any.
+func (e *Endpoint) leave(now Instant, eff *Effects) *BreakerChange {
+	e.rearm(now, eff)
+	return e.transition(eff)
+}
+
+// rearm says what calls may do without the lock, and until when.
+func (e *Endpoint) rearm(now Instant, eff *Effects) {
+	p, b := e.policy.Load(), &e.breaker
+	change := Never
+	if !e.overlay.Empty() {
+		if next, ok := e.overlay.NextChange(e.time(now)); ok {
+			change = e.instant(next)
+		}
+	}
+	fast, shut := Instant(math.MinInt64), shutter{}
+	switch {
+	case e.mode == ModeOff:
+	case eff.ForcedOpen && eff.First == 0:
+		shut = shutter{until: change, at: e.instant(eff.FirstBy.Ends), by: eff.FirstBy}
+	case b.state == BreakerOpen && !eff.ForcedClosed:
+		shut = shutter{until: min(change, b.until), at: b.until, rule: b.rule}
+	case b.state == BreakerClosed && !b.recovering && eff.First == Million:
+		fast = min(change, e.budget.ends(), e.gate.ends(), b.ends(&p.Breaker))
+	}
+	if e.observes() {
+		shut = shutter{}
+	}
+	slow := int64(math.MaxInt64)
+	if p.Breaker.Enabled && p.Breaker.Slow.Enabled {
+		slow = int64(p.Breaker.Slow.LongerThan)
+	}
+	e.slowAfter.Store(slow)
+	e.generation.Store(b.generation)
+	if *e.shutter.Load() != shut {
+		e.shutter.Store(&shut)
+	}
+	e.fastUntil.Store(int64(fast))
+}
+
+// time and instant relate the time line of calls to that of switches.
+func (e *Endpoint) time(at Instant) time.Time    { return e.origin.Add(time.Duration(at)) }
+func (e *Endpoint) instant(at time.Time) Instant { return Instant(at.Sub(e.origin)) }
+
+// cellIndex spreads goroutines over the cells by the addresses of their stacks.
+func (e *Endpoint) cellIndex() uint32 {
+	var here byte
+	return uint32(uint64(uintptr(unsafe.Pointer(&here))>>11) * 0x9e3779b97f4a7c15 >> e.shift)
+}

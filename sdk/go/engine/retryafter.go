@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"math"
+	"time"
+)
+
+// ServerWait is what a server asks for between attempts. The zero ServerWait asks for
+// nothing.
+type ServerWait struct {
+	Kind ServerWaitKind
+	For  time.Duration // never negative
+}
+
+// ServerWaitKind says how a server asked.
+type ServerWaitKind uint8
+
+// Ways in which a server asks.
+const (
+	AskedNothing    ServerWaitKind = iota
+	AskedRetryAfter                // at least For, as in the header Retry-After
+	AskedPushback                  // exactly For, then backoff from its start, as in gRPC
+	AskedStop                      // no retry at all
+)
+
+// ParseRetryAfter reads the value of a Retry-After header: delay-seconds, digits only and
+// however many, or one of the three forms of an HTTP-date, of which now is subtracted.
+// Anything else asks for nothing. A date in the past asks for a wait of 0.
+func ParseRetryAfter(value string, now time.Time) ServerWait {
+	if seconds, ok := parseDigits(value, int64(math.MaxInt64/time.Second)); ok {
+		return ServerWait{AskedRetryAfter, time.Duration(seconds) * time.Second}
+	}
+	for _, layout := range [...]string{"Mon, 02 Jan 2006 15:04:05 GMT", time.RFC850, time.ANSIC} {
+		if at, err := time.Parse(layout, value); err == nil {
+			return ServerWait{AskedRetryAfter, max(0, at.Sub(now))}
+		}
+	}
+	return ServerWait{}
+}
+
+// ParsePushback reads the value of the gRPC trailer grpc-retry-pushback-ms. What is not a
+// number of milliseconds, negative ones included, asks for no retry.
+func ParsePushback(value string) ServerWait {
+	ms, ok := parseDigits(value, int64(math.MaxInt64/time.Millisecond))
+	if !ok {
+		return ServerWait{Kind: AskedStop}
+	}
+	return ServerWait{AskedPushback, time.Duration(ms) * time.Millisecond}
+}
+
+// parseDigits reads a number that is nothing but digits, at most limit.
+func parseDigits(s string, limit int64) (int64, bool) {
+	var n int64
+	for i := range len(s) {
+		digit := int64(s[i]) - '0'
+		if digit < 0 || digit > 9 {
+			return 0, false
+		}
+		if n > (limit-digit)/10 {
+			n = limit
+		} else {
+			n = n*10 + digit
+		}
+	}
+	return n, s != ""
+}
+
+// wait returns how long to wait before retry n when the server asks, and whether its wish
+// allows a retry at all.
+//
+// The wait is the greater of Step(n) and what was asked, plus a random share of it, at most
+// Jitter, so that clients that were told the same do not come back together. The addition
+// ends at Max; nothing is ever subtracted. A pushback is taken as it is.
+func (p *RetryAfterPolicy) wait(asked ServerWait, step time.Duration, random func() uint64) (time.Duration, bool) {
+	if asked.Kind == AskedStop || asked.For > p.Max {
+		return 0, false
+	}
+	if asked.Kind == AskedPushback {
+		return asked.For, true
+	}
+	low := max(step, asked.For)
+	if spread := min(shareOf(int64(low), p.Jitter), int64(p.Max-low)); spread > 0 {
+		low += time.Duration(uniform(random(), spread))
+	}
+	return low, true
+}

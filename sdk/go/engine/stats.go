@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import "slices"
+
+// Stats is a snapshot of an endpoint. Counts grow from its creation on.
+type Stats struct {
+	Calls     uint64 // started, refused ones included
+	OK        uint64 // answered on the first attempt
+	Rescued   uint64 // answered on a retry
+	Failed    uint64
+	Cancelled uint64 // by the caller, during an attempt
+	Rejected  uint64 // refused before the first attempt
+	// Retries sent, and the attempts of either kind that failed.
+	Retries, FirstFailed, RetriesFailed uint64
+	// Observed are retries that would have been made, had the policy not been observed only.
+	Observed uint64
+
+	Breaker BreakerStatus
+	Budget  BudgetStatus
+	// Change is set when the reported state of the breaker changed unseen, by time alone.
+	Change *BreakerChange
+
+	suppressed [numReasons]uint64
+}
+
+// Attempts is the number of attempts sent.
+func (s *Stats) Attempts() uint64 { return s.Calls - s.Rejected + s.Retries }
+
+// Suppressed is the number of retries that a reason of Codes prevented. Under an observed
+// policy it also counts what would have been prevented, first attempts included.
+func (s *Stats) Suppressed(c Code) uint64 {
+	if i := slices.Index(codes[:], c); i > 0 {
+		return s.suppressed[i]
+	}
+	return 0
+}
+
+// BreakerStatus is what a breaker does at a moment.
+type BreakerStatus struct {
+	State BreakerState
+	Rule  Rule    // that opened it, unless closed
+	Until Instant // end of an open state; 0 otherwise
+	// Admitted is the share of first attempts let through, in millionths: below Million
+	// while open, forced open, or coming back.
+	Admitted int64
+	// Probes in progress, probes that succeeded, and how many must, while half-open.
+	Probes, Succeeded, Needed int
+	By                        *Switch // behind a forced state
+}
+
+// BudgetStatus is what a budget allows at a moment.
+type BudgetStatus struct {
+	Allowed, Used, Left int64 // retries in the window
+	Tokens, Capacity    int64 // in millionths; 0 without tokens
+	Known, Succeeded    int   // calls that the success gate looks at
+	GateOpen            bool
+	By                  *Switch // that tightens it
+}
+
+// counters are guarded by Endpoint.mu.
+type counters struct {
+	calls, ok, rescued, failed, cancelled, rejected uint64
+	retries, firstFailed, retriesFailed, observed   uint64
+	suppressed                                      [numReasons]uint64
+}
+
+// attempt counts a failed attempt.
+func (c *counters) attempt(class Class, number uint8) {
+	switch {
+	case class != Failure:
+	case number == 1:
+		c.firstFailed++
+	default:
+		c.retriesFailed++
+	}
+}
+
+// Stats returns the counts so far and the state at now. An open breaker without traffic
+// becomes half-open in it by time.
+func (e *Endpoint) Stats(now Instant) Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now = e.tick(now)
+	eff := e.effects(now)
+	p := e.policy.Load()
+	e.budget.fit(&p.Budget, eff.Factor, now)
+	c := &e.counters
+	refused := e.refused.Load()
+	s := Stats{
+		Calls: c.calls + c.rejected + refused, OK: c.ok, Rescued: c.rescued, Failed: c.failed,
+		Cancelled: c.cancelled, Rejected: c.rejected + refused,
+		Retries: c.retries, FirstFailed: c.firstFailed, RetriesFailed: c.retriesFailed,
+		Observed: c.observed, suppressed: c.suppressed,
+		Breaker: e.breakerStatus(p, &eff, now),
+		Budget:  e.budgetStatus(p, &eff),
+	}
+	s.Change = e.leave(now, &eff)
+	return s
+}
+
+func (e *Endpoint) breakerStatus(p *Policy, eff *Effects, now Instant) BreakerStatus {
+	b := &e.breaker
+	s := BreakerStatus{State: e.reports(eff), Admitted: Million}
+	switch s.State {
+	case BreakerForcedOpen:
+		s.By, s.Admitted = eff.FirstBy, eff.First
+	case BreakerForcedClosed:
+		s.By = eff.ClosedBy
+	case BreakerOpen:
+		s.Rule, s.Until, s.Admitted = b.rule, b.until, 0
+	case BreakerHalfOpen:
+		s.Rule, s.Admitted = b.rule, 0
+		s.Probes, s.Succeeded, s.Needed = len(b.probes), b.succeeded, p.Breaker.HalfOpen.CloseAfter
+	default:
+		s.Admitted = min(eff.First, b.share(&p.Breaker, now))
+	}
+	return s
+}
+
+func (e *Endpoint) budgetStatus(p *Policy, eff *Effects) BudgetStatus {
+	b := &e.budget
+	known, ok := e.gate.counts()
+	s := BudgetStatus{
+		Allowed: b.size.allowance(b.sumAll), Used: int64(b.sumMarked), Left: b.left(),
+		Known: int(known), Succeeded: int(ok), GateOpen: e.gate.open(&p.Budget.SuccessGate), By: eff.FactorBy,
+	}
+	if b.tokens.enabled {
+		s.Tokens, s.Capacity = b.tokens.balance, b.tokens.capacity
+	}
+	return s
+}
