@@ -76,6 +76,9 @@ func New(cfg Config) *Service {
 	return s
 }
 
+// wallClock returns the time as it is stored.
+func wallClock() time.Time { return time.Now().UTC().Round(0) }
+
 // How long a request waits for the view to reach a revision that its caller has seen.
 const (
 	catchUpFor  = 2 * time.Second

@@ -96,7 +96,7 @@ func (s *Service) Apply(ctx context.Context, who Caller, req ApplyRequest) (*App
 	if req.DryRun || b.writes() == 0 {
 		return result, nil
 	}
-	tx := b.transaction(who, req.Reason, time.Now())
+	tx := b.transaction(who, req.Reason, wallClock())
 	// From here on the request is valid: only the store may refuse it.
 	result.Revision, err = s.commit(ctx, tx)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -75,7 +76,7 @@ type house struct {
 	fleet *fleet.Registry
 }
 
-func newHouse(t testing.TB) *house {
+func newHouse(t *testing.T) *house {
 	t.Helper()
 	h := &house{store: &fakeStore{Memory: storetest.NewMemory()}, fleet: fleet.New()}
 	h.Service = h.another()
@@ -111,7 +112,7 @@ func put(p *policy.Policy, expected policy.Revision) admin.PolicyChange {
 }
 
 // seed writes documents that must be accepted and returns their revision.
-func (h *house) seed(t testing.TB, documents ...*policy.Policy) policy.Revision {
+func (h *house) seed(t *testing.T, documents ...*policy.Policy) policy.Revision {
 	t.Helper()
 	var req admin.ApplyRequest
 	for _, d := range documents {
@@ -121,6 +122,9 @@ func (h *house) seed(t testing.TB, documents ...*policy.Policy) policy.Revision 
 	require.NoError(t, err)
 	return result.Revision
 }
+
+// wall is the time as it is stored.
+func wall() time.Time { return time.Now().UTC().Round(0) }
 
 func ratio(f float64) engine.Value {
 	v, _ := engine.Decimal(f)
@@ -134,7 +138,8 @@ func (h *house) connect(id string, revision int64, targets ...engine.Scope) *fle
 	return s
 }
 
-func requireFault(t testing.TB, err error, kind fault.Kind, reason string) *fault.Error {
+// faultOf checks the kind and reason of a failure and returns it.
+func faultOf(t *testing.T, err error, kind fault.Kind, reason string) *fault.Error {
 	t.Helper()
 	var f *fault.Error
 	require.ErrorAs(t, err, &f)
@@ -143,7 +148,12 @@ func requireFault(t testing.TB, err error, kind fault.Kind, reason string) *faul
 	return f
 }
 
-func valueOf(t testing.TB, e *admin.EffectivePolicy, f engine.Field) admin.EffectiveValue {
+func requireFault(t *testing.T, err error, kind fault.Kind, reason string) {
+	t.Helper()
+	_ = faultOf(t, err, kind, reason)
+}
+
+func valueOf(t *testing.T, e *admin.EffectivePolicy, f engine.Field) admin.EffectiveValue {
 	t.Helper()
 	for _, v := range e.Values {
 		if v.Field == f {

@@ -128,8 +128,8 @@ func (c *concern) report(instances []fleet.Instance, missing int) ProgressReport
 	return r
 }
 
-// cohorts groups instances that every policy finds in the same place, so that progress of
-// thousands of policies does not look at each instance each time.
+// cohorts groups instances that every document finds in the same place, so that progress of
+// thousands of documents does not look at each instance each time.
 func cohorts(instances []fleet.Instance) []cohort {
 	at := make(map[string]int)
 	var groups []cohort
@@ -153,6 +153,11 @@ func cohorts(instances []fleet.Instance) []cohort {
 type cohort struct {
 	in   *fleet.Instance
 	size int
+}
+
+// selects reports whether instances that are alike otherwise may differ in c.
+func (c *concern) selects() bool {
+	return c.sw != nil && (c.sw.Percent != allInstances || c.sw.Drill)
 }
 
 func (c *concern) progress(groups []cohort) Progress {

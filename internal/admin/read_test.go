@@ -24,7 +24,7 @@ func TestEffective_names_the_origin_of_each_value(t *testing.T) {
 		h := newHouse(t)
 		h.seed(t, doc(engine.Global, settings{engine.MaxAttempts: engine.Int(2), engine.BackoffBase: engine.Duration(100 * time.Millisecond)}),
 			doc(payments, settings{engine.MaxAttempts: engine.Int(4)}))
-		saved := time.Now()
+		saved := wall()
 		e, err := h.Effective(t.Context(), charges)
 		require.NoError(t, err)
 		v := valueOf(t, e, engine.MaxAttempts)
@@ -158,10 +158,10 @@ func TestPolicy_not_found_offers_what_is_near(t *testing.T) {
 	h := newHouse(t)
 	h.seed(t, doc(payments, settings{}), doc(charges, settings{}))
 	_, err := h.Policy(t.Context(), "store/payments")
-	f := requireFault(t, err, fault.NotFound, "policy_not_found")
+	f := faultOf(t, err, fault.NotFound, "policy_not_found")
 	require.Contains(t, f.Hint, "shop/payments")
 	_, err = h.Policy(t.Context(), "media")
-	f = requireFault(t, err, fault.NotFound, "policy_not_found")
+	f = faultOf(t, err, fault.NotFound, "policy_not_found")
 	require.Contains(t, f.Hint, "effective media")
 }
 

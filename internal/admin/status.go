@@ -66,9 +66,7 @@ func (s *Service) Status(_ context.Context, scope engine.Scope) (*Status, error)
 		}
 	}
 	slices.SortFunc(active, bySwitchEnd)
-	for _, sw := range active {
-		st.Switches = append(st.Switches, s.switchStatus(sw, now))
-	}
+	st.Switches = s.switchStatuses(active, now)
 	breakers := make(map[string]map[string]int)
 	for _, in := range s.fleet.Instances(scope) {
 		if in.Gone {

@@ -15,7 +15,7 @@ import (
 // so each end is recorded once. SDKs end switches on their own and do not wait for it.
 
 // sweeper is who the record names when a switch runs out.
-var sweeper = policy.Actor{Name: "policyd", Via: "expiry"}
+func sweeper() policy.Actor { return policy.Actor{Name: "policyd", Via: "expiry"} }
 
 const (
 	// Longest sleep: changes made through other replicas are seen at the next look.
@@ -63,7 +63,7 @@ func sweepBackoff(failures int) time.Duration {
 // sweep does what is due and returns how long nothing will be. An error means that the
 // store refused; what is due stays due.
 func (s *Service) sweep(ctx context.Context) (time.Duration, error) {
-	view, now := s.store.View(), time.Now()
+	view, now := s.store.View(), wallClock()
 	wait := sweepEvery
 	for _, sw := range view.Switches {
 		if left := dueAt(sw).Sub(now); left > 0 {
@@ -98,8 +98,8 @@ func (s *Service) advance(ctx context.Context, sw *policy.Switch, now time.Time)
 	put := policy.SwitchPut{Switch: &next, Expected: policy.Revision(sw.Revision)}
 	if sw.Phase == policy.PhaseActive {
 		next.Phase, next.EndedAt = policy.PhaseRestoring, sw.Ends
-		next.UpdatedBy, next.UpdatedAt = sweeper, now
-		entry := switchEntry("switch.expired", Caller{Actor: sweeper}, now, change{sw, &next})
+		next.UpdatedBy, next.UpdatedAt = sweeper(), now
+		entry := switchEntry("switch.expired", Caller{Actor: sweeper()}, now, change{sw, &next})
 		if _, err := s.commit(ctx, policy.Transaction{PutSwitches: []policy.SwitchPut{put}, Entry: entry}); err != nil {
 			return time.Time{}, err
 		}
@@ -107,7 +107,7 @@ func (s *Service) advance(ctx context.Context, sw *policy.Switch, now time.Time)
 		return dueAt(&next), nil
 	}
 	next.Phase = policy.PhaseReverted
-	if sw.UpdatedBy == sweeper {
+	if sw.UpdatedBy == sweeper() {
 		next.Phase = policy.PhaseExpired
 	}
 	if _, err := s.commit(ctx, policy.Transaction{End: []policy.SwitchPut{put}}); err != nil {

@@ -69,7 +69,7 @@ func (s *Service) StartSwitch(ctx context.Context, who Caller, req StartRequest)
 }
 
 func (s *Service) startOnce(ctx context.Context, who Caller, req StartRequest, view *policy.View) (*StartResult, error) {
-	now := time.Now()
+	now := wallClock()
 	id := req.ID
 	if id == "" {
 		id = newSwitchID(view)
@@ -196,11 +196,7 @@ func (s *Service) Switches(_ context.Context, f SwitchFilter) (policy.Revision, 
 		}
 	}
 	slices.SortFunc(found, bySwitchEnd)
-	statuses := make([]SwitchStatus, len(found))
-	for i, sw := range found {
-		statuses[i] = s.switchStatus(sw, now)
-	}
-	return view.Revision, statuses, nil
+	return view.Revision, s.switchStatuses(found, now), nil
 }
 
 // ExtendSwitch moves the end of an active switch by some time, counted from the later of
@@ -285,12 +281,7 @@ func (s *Service) RevertSwitches(ctx context.Context, who Caller, req RevertRequ
 	if err != nil {
 		return 0, nil, err
 	}
-	now := time.Now()
-	statuses := make([]SwitchStatus, len(all))
-	for i, sw := range all {
-		statuses[i] = s.switchStatus(sw, now)
-	}
-	return revision, statuses, nil
+	return revision, s.switchStatuses(all, time.Now()), nil
 }
 
 func chooseReverts(view *policy.View, req *RevertRequest) ([]*policy.Switch, error) {
@@ -334,7 +325,7 @@ func (s *Service) changeSwitches(ctx context.Context, who Caller, action string,
 ) (policy.Revision, error) {
 	view := s.store.View()
 	for attempt := 1; ; attempt++ {
-		now := time.Now()
+		now := wallClock()
 		changes, err := decide(view, now)
 		if err != nil || len(changes) == 0 {
 			return 0, err
@@ -386,11 +377,30 @@ func switchEntry(action string, who Caller, now time.Time, changes ...change) *p
 }
 
 func (s *Service) switchStatus(sw *policy.Switch, now time.Time) SwitchStatus {
-	st := SwitchStatus{Switch: sw, Progress: s.switchProgress(sw)}
-	if sw.Phase == policy.PhaseActive {
-		st.Left = max(sw.Ends.Sub(now), 0)
+	return SwitchStatus{Switch: sw, Progress: s.switchProgress(sw), Left: timeLeft(sw, now)}
+}
+
+// switchStatuses looks at the fleet once for many switches.
+func (s *Service) switchStatuses(switches []*policy.Switch, now time.Time) []SwitchStatus {
+	statuses := make([]SwitchStatus, len(switches))
+	instances := s.fleet.Instances(engine.Global)
+	groups := cohorts(instances)
+	for i, sw := range switches {
+		c := switchConcern(sw)
+		p := c.progress(groups)
+		if c.selects() {
+			p = c.report(instances, 0).Progress
+		}
+		statuses[i] = SwitchStatus{Switch: sw, Progress: p, Left: timeLeft(sw, now)}
 	}
-	return st
+	return statuses
+}
+
+func timeLeft(sw *policy.Switch, now time.Time) time.Duration {
+	if sw.Phase != policy.PhaseActive {
+		return 0
+	}
+	return max(sw.Ends.Sub(now), 0)
 }
 
 // bySwitchEnd orders active switches by their end, soonest first, then the others, latest

@@ -35,7 +35,7 @@ func wanted(edit ...func(*admin.StartRequest)) admin.StartRequest {
 	return req
 }
 
-func (h *house) start(t testing.TB, edit ...func(*admin.StartRequest)) *policy.Switch {
+func (h *house) start(t *testing.T, edit ...func(*admin.StartRequest)) *policy.Switch {
 	t.Helper()
 	result, err := h.StartSwitch(t.Context(), alex, wanted(edit...))
 	require.NoError(t, err)
@@ -61,7 +61,7 @@ func action(a engine.Action) func(*admin.StartRequest) {
 func TestStartSwitch_writes_one_document_and_one_record(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t)
-		now := time.Now()
+		now := wall()
 		result, err := h.StartSwitch(t.Context(), alex, wanted())
 		require.NoError(t, err)
 		sw := result.Status.Switch
@@ -148,7 +148,7 @@ func TestStartSwitch_rules(t *testing.T) {
 				require.Len(t, h.store.View().Switches, 1)
 				return
 			}
-			f := requireFault(t, err, fault.Invalid, "switch_invalid")
+			f := faultOf(t, err, fault.Invalid, "switch_invalid")
 			require.Equal(t, tc.path, f.Violations[0].Path, "%v", f.Violations)
 			require.Empty(t, h.store.commits)
 		})
@@ -176,7 +176,7 @@ func TestStartSwitch_global_needs_incident_and_confirmation(t *testing.T) {
 					require.NoError(t, err)
 					continue
 				}
-				f := requireFault(t, err, fault.Refused, "global_unconfirmed")
+				f := faultOf(t, err, fault.Refused, "global_unconfirmed")
 				require.Equal(t, "a global switch needs --confirm=global and --incident", f.Message)
 				require.Empty(t, h.store.commits)
 			}
@@ -413,7 +413,7 @@ func TestRevertSwitches_by_each_selector(t *testing.T) {
 				h.start(t, named("b"), func(r *admin.StartRequest) { r.Spec.Incident = "INC-2" })
 				h.start(t, named("c"), over("media"))
 				time.Sleep(time.Minute)
-				now := time.Now()
+				now := wall()
 				revision, found, err := h.RevertSwitches(t.Context(), sam, tc.req)
 				require.NoError(t, err)
 				require.Equal(t, h.store.View().Revision, revision)

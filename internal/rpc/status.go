@@ -51,7 +51,7 @@ const (
 // isStatus reports whether err is a status already: another service on the same server, or
 // gRPC itself, made it for the caller. One that is wrapped is not meant for the caller.
 func isStatus(err error) bool {
-	_, ok := err.(interface{ GRPCStatus() *status.Status }) //nolint:errorlint // see above
+	_, ok := err.(interface{ GRPCStatus() *status.Status })
 	return ok
 }
 
