@@ -2,8 +2,6 @@
 
 package engine
 
-
-
 // begin decides on the first attempt under the lock.
 func (c *Call) begin(now Instant) Decision {
 	e := c.e
@@ -279,4 +277,3 @@ func (c *Call) abandon(now Instant) {
 	eff := e.effects(now)
 	e.rearm(now, &eff)
 }
-

@@ -90,7 +90,9 @@ func (w *window) resize(length time.Duration, now Instant) {
 }
 
 // ends is the moment at which the newest slice ends.
-func (w *window) ends() Instant { return Instant(0).Add(time.Duration((w.newest + 1) * int64(w.width))) }
+func (w *window) ends() Instant {
+	return Instant(0).Add(time.Duration((w.newest + 1) * int64(w.width)))
+}
 
 func position(slice int64) int {
 	return int(((slice % windowSlices) + windowSlices) % windowSlices)
