@@ -40,15 +40,46 @@ type Effective struct {
 	Criticality       Criticality
 	CriticalityOrigin Origin
 
-	values []Resolved // by Field
+	merged *merged
+}
+
+// merged holds the values that differ from the built-in ones; most do not.
+type merged struct {
+	at  [NumFields]uint8 // 1 + index into set; 0: built in
+	set []Resolved
+}
+
+var builtIns = func() (t [NumFields]Resolved) {
+	for f := Field(1); f < numFields; f++ {
+		if d := f.Spec().Default; d != nil {
+			t[f] = Resolved{Value: *d, Origin: Origin{From: BuiltIn}}
+		}
+	}
+	return t
+}()
+
+// slot returns the place of f, which holds its present value.
+func (m *merged) slot(f Field) *Resolved {
+	if m.at[f] == 0 {
+		m.set = append(m.set, builtIns[f])
+		m.at[f] = uint8(len(m.set))
+	}
+	return &m.set[m.at[f]-1]
+}
+
+func (m *merged) value(f Field) *Resolved {
+	if i := m.at[f]; i != 0 {
+		return &m.set[i-1]
+	}
+	return &builtIns[f]
 }
 
 // At returns the resolved value of f. The zero Effective holds no values.
 func (e Effective) At(f Field) Resolved {
-	if int(f) >= len(e.values) {
+	if e.merged == nil || f >= numFields {
 		return Resolved{}
 	}
-	return e.values[f]
+	return *e.merged.value(f)
 }
 
 // Value returns the value of f, the zero Value when it has none.
@@ -57,12 +88,15 @@ func (e Effective) Value(f Field) Value { return e.At(f).Value }
 // Equal reports whether both decide alike: the same values at the same criticality,
 // wherever they come from. What a document only says of itself does not count.
 func (e Effective) Equal(o Effective) bool {
-	if e.Criticality != o.Criticality {
+	if e.Criticality != o.Criticality || (e.merged == nil) != (o.merged == nil) {
 		return false
 	}
-	for f := Field(1); f < numFields; f++ {
-		a, b := e.At(f), o.At(f)
-		if !f.Spec().Own && (a.Present() != b.Present() || !a.Value.Equal(b.Value)) {
+	for f := Field(1); f < numFields && e.merged != nil; f++ {
+		if f.Spec().Own || e.merged.at[f] == 0 && o.merged.at[f] == 0 {
+			continue
+		}
+		a, b := e.merged.value(f), o.merged.value(f)
+		if a.Present() != b.Present() || !a.Value.Equal(b.Value) {
 			return false
 		}
 	}

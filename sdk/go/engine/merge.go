@@ -13,12 +13,11 @@ import (
 // setting without a value, such as timeouts.overall, stays without one.
 func Merge(scope Scope, documents []Document) Effective {
 	path := pathTo(scope, documents)
-	e := Effective{Scope: scope, values: make([]Resolved, NumFields)}
-	for f := Field(1); f < numFields; f++ {
-		if d := f.Spec().Default; d != nil {
-			e.values[f] = Resolved{Value: *d, Origin: Origin{From: BuiltIn}}
-		}
+	size := 0
+	for i := range path {
+		size += len(path[i].Settings)
 	}
+	e := Effective{Scope: scope, merged: &merged{set: make([]Resolved, 0, size+4)}}
 	for i := range path {
 		e.lay(&path[i])
 	}
@@ -31,9 +30,9 @@ func Merge(scope Scope, documents []Document) Effective {
 // that a document may set the other one alone.
 func (e *Effective) follow() {
 	for _, p := range pairs {
-		low, high := &e.values[p.low], &e.values[p.high]
+		low, high := e.merged.value(p.low), e.merged.value(p.high)
 		if p.follows && low.From == BuiltIn && p.broken(low.Value, high.Value) {
-			low.Value = high.Value
+			e.merged.slot(p.low).Value = high.Value
 		}
 	}
 }
@@ -53,61 +52,51 @@ func pathTo(scope Scope, documents []Document) []Document {
 // lay puts a document over what is there.
 func (e *Effective) lay(d *Document) {
 	origin := Origin{From: string(d.Scope), Revision: d.Revision}
-	for f := Field(1); f < numFields; f++ {
-		v, ok := d.Settings[f]
-		if !ok {
-			v, ok = impliedSwitch(d.Settings, f)
-		}
-		if !ok || f.Spec().Own && d.Scope != e.Scope {
+	for f, v := range d.Settings {
+		if f >= numFields || f.Spec().Own && d.Scope != e.Scope {
 			continue
 		}
 		e.set(f, v, origin)
+		if block := blockSwitches[f]; block != 0 {
+			if _, explicit := d.Settings[block]; !explicit {
+				e.set(block, Bool(true), origin)
+			}
+		}
 	}
 	if d.Criticality != CriticalityUnspecified {
 		e.Criticality, e.CriticalityOrigin = d.Criticality, origin
 	}
 }
 
+// blockSwitches holds, by field, the switch of the block that setting the field switches
+// on; 0 for none. A breaker that a wider scope switched off comes back only by name.
+var blockSwitches = func() (t [NumFields]Field) {
+	for f := Field(1); f < numFields; f++ {
+		if block, member := f.SwitchOf(); member && block != BreakerEnabled {
+			t[f] = block
+		}
+	}
+	return t
+}()
+
 // set lays one value over the present one. Bounds for narrower scopes only tighten.
 func (e *Effective) set(f Field, v Value, origin Origin) {
-	old := e.values[f]
-	if isBound(f) && old.Present() && origin.From != string(Global) {
-		v = stricter(f, old.Value, v)
-		if v.Equal(old.Value) {
+	r := e.merged.slot(f)
+	if r.Origin == origin {
+		return // a block that several of its fields switch on
+	}
+	if isBound(f) && r.Present() && origin.From != string(Global) {
+		v = stricter(f, r.Value, v)
+		if v.Equal(r.Value) {
 			return
 		}
 	}
 	var shadows []Shadow
-	if old.Present() {
-		shadows = append([]Shadow{{old.Value, old.Origin}}, old.Shadows...)
+	if r.Present() {
+		shadows = append([]Shadow{{r.Value, r.Origin}}, r.Shadows...)
 	}
-	e.values[f] = Resolved{Value: v, Origin: origin, Shadows: shadows}
+	*r = Resolved{Value: v, Origin: origin, Shadows: shadows}
 }
-
-// impliedSwitch returns the value of a block's switch that a document implies by setting a
-// field of the block. A breaker that a wider scope switched off comes back only by name.
-func impliedSwitch(s Settings, f Field) (Value, bool) {
-	if f == BreakerEnabled {
-		return Value{}, false
-	}
-	for _, member := range blockMembers[f] {
-		if _, ok := s[member]; ok {
-			return Bool(true), true
-		}
-	}
-	return Value{}, false
-}
-
-// blockMembers lists the fields of each block by the block's switch.
-var blockMembers = func() map[Field][]Field {
-	m := map[Field][]Field{}
-	for f := Field(1); f < numFields; f++ {
-		if s, ok := f.SwitchOf(); ok {
-			m[s] = append(m[s], f)
-		}
-	}
-	return m
-}()
 
 func isBound(f Field) bool { return f >= CeilingsMaxAttempts && f <= RequirementsSuccessGate }
 
@@ -143,23 +132,24 @@ var ceilings = []struct{ field, bound Field }{
 // clip applies ceilings and requirements to the merged values.
 func (e *Effective) clip() {
 	for _, c := range ceilings {
-		value, bound := e.values[c.field], e.values[c.bound]
+		value, bound := e.merged.value(c.field), e.merged.value(c.bound)
 		if value.Present() && bound.Present() && value.Value.Int > bound.Value.Int {
 			e.replace(c.field, bound.Value, bound.Origin)
 		}
 	}
-	jitter := e.values[RequirementsJitter]
-	if jitter.Present() && !jitter.Value.Has(e.values[BackoffJitter].Value.Text) {
+	jitter := e.merged.value(RequirementsJitter)
+	if jitter.Present() && !jitter.Value.Has(e.merged.value(BackoffJitter).Value.Text) {
 		e.replace(BackoffJitter, Enum(preferredJitter(jitter.Value)), jitter.Origin)
 	}
-	gate := e.values[RequirementsSuccessGate]
-	if gate.Value.True() && !e.values[BudgetSuccessGateEnabled].Value.True() {
+	gate := e.merged.value(RequirementsSuccessGate)
+	if gate.Value.True() && !e.merged.value(BudgetSuccessGateEnabled).Value.True() {
 		e.replace(BudgetSuccessGateEnabled, Bool(true), gate.Origin)
 	}
 }
 
 func (e *Effective) replace(f Field, v Value, by Origin) {
-	r, before := &e.values[f], e.values[f].Value
+	r := e.merged.slot(f)
+	before := r.Value
 	r.Value, r.Ceiling, r.Clipped = v, by, &before
 }
 
