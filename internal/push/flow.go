@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package push
+
+import "time"
+
+// flow counts the bytes that a stream was sent and has not confirmed. Acks name revisions;
+// one of those sent is marked with the bytes up to it, so that no list is needed.
+type flow struct {
+	sent, confirmed int
+
+	last   int64 // revision of the newest update
+	lastAt time.Duration
+	lastTo int // bytes up to the newest update
+
+	marked   bool
+	mark     int64
+	markAt   time.Duration // when the oldest change of the marked update was published, 0: unknown
+	markedTo int
+
+	stalledSince time.Duration // 0: it is not
+}
+
+// pending is never less than what the stream has not confirmed.
+func (f *flow) pending() int { return f.sent - f.confirmed }
+
+func (f *flow) note(revision int64, at time.Duration) {
+	f.last, f.lastAt, f.lastTo = revision, at, f.sent
+	if !f.marked {
+		f.markLast()
+	}
+}
+
+func (f *flow) markLast() {
+	f.marked, f.mark, f.markAt, f.markedTo = true, f.last, f.lastAt, f.lastTo
+}
+
+// confirm takes a confirmed revision and returns how long the marked update took.
+func (f *flow) confirm(revision int64, now time.Duration) (waited time.Duration, ok bool) {
+	if !f.marked || revision < f.mark {
+		return 0, false
+	}
+	waited, ok = now-f.markAt, f.markAt > 0
+	f.confirmed, f.marked = f.markedTo, false
+	if revision >= f.last {
+		f.confirmed = f.sent
+	} else {
+		f.markLast()
+	}
+	f.stalledSince = 0
+	return waited, ok
+}
+
+func (f *flow) stall(now time.Duration) {
+	if f.stalledSince == 0 {
+		f.stalledSince = max(now, 1)
+	}
+}
+
+func (f *flow) stalled(now time.Duration) time.Duration {
+	if f.stalledSince == 0 {
+		return 0
+	}
+	return now - f.stalledSince
+}
+
+// asks bounds how often an instance gets the snapshot that it asks for: three at once, then
+// one per askEvery.
+type asks struct {
+	used time.Duration // the time up to which the asks are spent
+}
+
+const (
+	askEvery = 10 * time.Second
+	askBurst = 3
+)
+
+func (a *asks) allow(now time.Duration) bool {
+	spent := max(a.used, now) + askEvery
+	if spent-now > askBurst*askEvery {
+		return false
+	}
+	a.used = spent
+	return true
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package push
+
+import (
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/policyd/policyd/internal/fleet"
+	"github.com/policyd/policyd/sdk/go/engine"
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+)
+
+// Bounds of what an instance may say. Names that mean something are refused beyond them,
+// text for people is cut.
+const (
+	maxInstanceName = 128
+	maxTargets      = 64
+	maxText         = 64
+	maxRejections   = 100
+	maxReason       = 300
+	maxPath         = 200
+	maxEndpoints    = 200
+	maxCodes        = 16
+	minReportEvery  = time.Second
+	maxPeriod       = time.Hour
+)
+
+type hello struct {
+	identity fleet.Identity
+	resume   resumePoint
+}
+
+func readHello(req *policydv1.WatchRequest) (*hello, error) {
+	m := req.GetHello()
+	if m == nil {
+		return nil, status.Error(codes.InvalidArgument, "hello: must be the first message")
+	}
+	if err := checkName("instance", m.GetInstance(), maxInstanceName); err != nil {
+		return nil, err
+	}
+	if m.GetNamespace() != "" {
+		if s, err := engine.ParseScope(m.GetNamespace()); err != nil || s.Level() != engine.LevelNamespace {
+			return nil, status.Errorf(codes.InvalidArgument, "hello: %q is no namespace", clip(m.GetNamespace(), maxText))
+		}
+	}
+	if m.GetService() != "" {
+		if _, err := engine.ParseScope("namespace/" + m.GetService()); err != nil || strings.Contains(m.GetService(), "/") {
+			return nil, status.Errorf(codes.InvalidArgument, "hello: %q is no service", clip(m.GetService(), maxText))
+		}
+	}
+	targets, err := readTargets(m.GetTargets())
+	if err != nil {
+		return nil, err
+	}
+	if len(targets) == 0 && m.GetNamespace() != "" {
+		targets = []engine.Scope{engine.Scope(m.GetNamespace())}
+	}
+	return &hello{
+		identity: fleet.Identity{
+			ID: m.GetInstance(), Namespace: m.GetNamespace(), Service: m.GetService(),
+			SDKLanguage: clip(m.GetSdkLanguage(), maxText), SDKVersion: clip(m.GetSdkVersion(), maxText),
+			Mode: modeName(m.GetMode()), Targets: targets, Source: clip(m.GetSource(), maxText),
+			Drill: isDrillSDK(m.GetCapabilities()),
+		},
+		resume: resumePoint{
+			epoch: m.GetResume().GetEpoch(), revision: m.GetResume().GetRevision(), hash: m.GetResume().GetHash(),
+		},
+	}, nil
+}
+
+func checkName(what, name string, limit int) error {
+	switch {
+	case name == "":
+		return status.Errorf(codes.InvalidArgument, "hello: %s is empty", what)
+	case len(name) > limit:
+		return status.Errorf(codes.InvalidArgument, "hello: %s has %d bytes: at most %d", what, len(name), limit)
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
+		return status.Errorf(codes.InvalidArgument, "hello: %s %q holds characters that cannot be printed", what, clip(name, maxText))
+	}
+	return nil
+}
+
+func readTargets(names []string) ([]engine.Scope, error) {
+	if len(names) > maxTargets {
+		return nil, status.Errorf(codes.InvalidArgument, "targets: %d scopes: at most %d", len(names), maxTargets)
+	}
+	targets := make([]engine.Scope, 0, len(names))
+	for _, name := range names {
+		scope, err := engine.ParseScope(name)
+		if err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "targets: %v", err)
+		}
+		targets = append(targets, scope)
+	}
+	return targets, nil
+}
+
+func modeName(m policydv1.Mode) string {
+	switch m {
+	case policydv1.Mode_MODE_OBSERVE:
+		return "observe"
+	case policydv1.Mode_MODE_OFF:
+		return "off"
+	case policydv1.Mode_MODE_UNSPECIFIED, policydv1.Mode_MODE_ENFORCE:
+	}
+	return "enforce"
+}
+
+func rejections(all []*policydv1.Rejection) []fleet.Rejection {
+	if len(all) == 0 {
+		return nil
+	}
+	all = all[:min(len(all), maxRejections)]
+	kept := make([]fleet.Rejection, len(all))
+	for i, r := range all {
+		kept[i] = fleet.Rejection{
+			Scope: clip(r.GetScope(), maxPath), Revision: r.GetRevision(),
+			Field: clip(r.GetField(), maxPath), Reason: clip(r.GetReason(), maxReason),
+		}
+	}
+	return kept
+}
+
+func report(m *policydv1.Report) *fleet.Report {
+	r := &fleet.Report{Period: min(max(m.GetPeriod().AsDuration(), 0), maxPeriod)}
+	r.Endpoints = make([]fleet.EndpointReport, 0, len(m.GetEndpoints()))
+	for _, e := range m.GetEndpoints() {
+		r.Endpoints = append(r.Endpoints, fleet.EndpointReport{
+			Endpoint: clip(e.GetEndpoint(), maxPath),
+			Calls:    max(e.GetCalls(), 0), Attempts: max(e.GetAttempts(), 0), Failed: max(e.GetFailed(), 0),
+			Rescued: max(e.GetRescued(), 0), Rejected: max(e.GetRejected(), 0),
+			Suppressed: suppressed(e.GetSuppressed()), Breaker: clip(e.GetBreaker(), maxText),
+			BudgetLeft: max(e.GetBudgetLeft(), 0), Unmatched: e.GetUnmatched(),
+		})
+	}
+	r.Fold(maxEndpoints)
+	return r
+}
+
+// suppressed keeps the first codes and sums the rest.
+func suppressed(all map[string]int64) map[string]int64 {
+	if len(all) == 0 {
+		return nil
+	}
+	kept := make(map[string]int64, min(len(all), maxCodes))
+	for code, n := range all {
+		if code = clip(code, maxText); len(kept) >= maxCodes {
+			code = fleet.Other
+		}
+		kept[code] += max(n, 0)
+	}
+	return kept
+}
+
+// clip cuts s to at most n bytes of valid UTF-8.
+func clip(s string, n int) string {
+	if len(s) > n {
+		s = s[:n]
+	}
+	return strings.ToValidUTF8(s, "")
+}

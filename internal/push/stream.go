@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package push
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/policyd/policyd/internal/fleet"
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+)
+
+// stream is one instance's connection. Its mailbox is the state of its view: whoever finds
+// it behind brings it forward, and only one at a time does.
+type stream struct {
+	// set once before it is joined, read-only
+	hub     *Hub
+	conn    grpc.ServerStream
+	cancel  func() // ends the stream's context and with it every Recv and SendMsg
+	session *fleet.Session
+	shard   *shard
+	drill   bool
+
+	id string // guarded by Hub.roster
+
+	// atomic
+	received   atomic.Int64 // when the instance was last heard of, a time.Duration
+	progressed atomic.Int64 // when the last piece of a transfer went out, the same
+
+	transfers sync.WaitGroup
+
+	// mu guards the fields below. It is never held while a send may block.
+	mu     sync.Mutex
+	ended  bool
+	cause  error // what the instance is told at the end
+	busy   bool  // a transfer sends; nobody else may
+	view   *view
+	resume *resumePoint // not answered yet
+	whole  wholeness
+	epoch  string
+	base   uint64 // seq of the newest state that was sent
+	told   int64  // highest revision that was sent, heartbeats included
+	wanted int64
+	acked  int64 // highest revision that was confirmed
+	flow   flow
+	asks   asks
+
+	// owned by the shard
+	place place
+}
+
+// resumePoint is what an instance held when it came.
+type resumePoint struct {
+	epoch    string
+	revision int64
+	hash     uint64
+}
+
+// wholeness says whether the next update must be a snapshot.
+type wholeness uint8
+
+const (
+	notWhole   wholeness = iota
+	wholeAsked           // the instance asked for it; not more often than asks allow
+	wholeDue             // it has new targets
+)
+
+// next returns where the stream's next update starts; false: none is due. Guarded by mu.
+func (s *stream) next(st *viewState, hubRevision int64, now time.Duration) (point, bool) {
+	switch {
+	case st.snap.epoch == "":
+		return point{}, false // nothing was published yet
+	case s.resume != nil:
+		return s.first(st, hubRevision)
+	case s.epoch != st.snap.epoch, s.whole == wholeDue:
+		return point{kind: fromNothing}, true
+	case s.whole == wholeAsked && s.asks.allow(now):
+		return point{kind: fromNothing}, true
+	case s.base == st.seq:
+		return point{}, false
+	case !st.reaches(s.view, s.base):
+		return point{kind: fromNothing}, true
+	}
+	return point{kind: fromSeq, at: s.base}, true
+}
+
+// first answers a resume point. Guarded by mu.
+func (s *stream) first(st *viewState, hubRevision int64) (point, bool) {
+	r := s.resume
+	switch {
+	case r.epoch != st.snap.epoch:
+		return point{kind: fromNothing}, true
+	case r.hash == st.hash:
+		return point{kind: fromHere}, true
+	case r.revision > hubRevision:
+		// It comes from a replica that is ahead, and would refuse anything older.
+		return point{}, false
+	case r.revision >= st.snap.since && r.revision < st.revision:
+		return point{kind: fromRevision, at: uint64(r.revision)}, true
+	}
+	return point{kind: fromNothing}, true
+}
+
+// pump brings the stream to the newest state, unless it is behind with confirming.
+func (s *stream) pump(now time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pumpLocked(now)
+}
+
+func (s *stream) pumpLocked(now time.Duration) {
+	if s.ended {
+		return
+	}
+	hubRevision := s.hub.snap.Load().revision
+	st := s.view.state.Load()
+	if st.revision != s.wanted && st.snap.epoch != "" {
+		s.wanted = st.revision
+		s.session.Wanted(st.revision)
+	}
+	if s.busy {
+		return
+	}
+	if s.flow.pending() > s.hub.cfg.Limits.Unconfirmed {
+		if s.base != st.seq {
+			s.flow.stall(now)
+		}
+		return
+	}
+	if from, due := s.next(st, hubRevision, now); due {
+		s.send(st, from, now)
+	}
+}
+
+// send is guarded by mu. It cannot block: less than half of what gRPC buffers for the
+// stream is unconfirmed, so that gRPC takes one more message whatever its size.
+func (s *stream) send(st *viewState, from point, now time.Duration) {
+	m := st.message(s.view, from)
+	if s.epoch != m.epoch {
+		s.epoch, s.told, s.acked = m.epoch, 0, 0
+		s.flow.marked = false
+	}
+	if s.resume != nil && s.resume.epoch == m.epoch {
+		s.told = s.resume.revision // it would refuse less
+	}
+	if len(m.pieces) > 1 {
+		s.busy = true
+		s.progressed.Store(int64(now))
+		s.transfers.Add(1)
+		go s.transfer(st, m, max(s.told, st.snap.revision))
+		return
+	}
+	f := st.frame(m, s.told, now)
+	if !s.put(f) {
+		return
+	}
+	if from.kind == fromSeq && from.at < st.prev {
+		s.hub.stats.coalesced.Add(1)
+	}
+	s.sent(st, m, f.revision)
+}
+
+// put hands a frame to gRPC. Guarded by mu, or by busy.
+func (s *stream) put(f *frame) bool {
+	if err := s.conn.SendMsg(f); err != nil {
+		// The stream is over; its Recv says so too.
+		s.ended = true
+		s.cancel()
+		return false
+	}
+	s.flow.sent += f.size + frameOverhead
+	s.hub.stats.bytes.Add(int64(f.size + frameOverhead))
+	return true
+}
+
+// sent notes that an update is on its way. Guarded by mu.
+func (s *stream) sent(st *viewState, m *message, revision int64) {
+	s.resume = nil
+	s.base, s.told = st.seq, revision
+	at := m.oldest
+	if m.whole {
+		s.whole = notWhole
+		at = 0 // says nothing about how long a change was on its way
+		s.hub.stats.snapshots.Add(1)
+	}
+	s.flow.note(revision, at)
+	s.hub.stats.updates.Add(1)
+}
+
+// transfer sends an update of several pieces and may block at each. Nothing else is sent
+// to the stream meanwhile.
+func (s *stream) transfer(st *viewState, m *message, revision int64) {
+	defer s.transfers.Done()
+	size := 0
+	for i := range m.pieces {
+		f := m.stamp(i, revision, s.hub.now())
+		if err := s.conn.SendMsg(f); err != nil {
+			s.end(nil)
+			return
+		}
+		size += f.size + frameOverhead
+		s.progressed.Store(int64(s.hub.now()))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.busy = false
+	s.flow.sent += size
+	s.hub.stats.bytes.Add(int64(size))
+	s.sent(st, m, revision)
+	s.pumpLocked(s.hub.now())
+}
+
+// confirm takes an Ack.
+func (s *stream) confirm(a *policydv1.Ack) error {
+	now := s.hub.now()
+	s.mu.Lock()
+	if a.GetEpoch() != s.epoch || a.GetRevision() < s.acked {
+		s.mu.Unlock()
+		return nil // it crossed something newer on the way
+	}
+	if a.GetRevision() > s.told {
+		told := s.told
+		s.mu.Unlock()
+		return status.Errorf(codes.InvalidArgument, "ack: revision %d was never sent, the newest was %d", a.GetRevision(), told)
+	}
+	if waited, ok := s.flow.confirm(a.GetRevision(), now); ok {
+		s.hub.stats.propagation.observe(waited)
+	}
+	if a.GetWantSnapshot() {
+		if s.whole == notWhole {
+			s.whole = wholeAsked
+		}
+	} else {
+		s.acked = a.GetRevision()
+		// In order with the acks before it, hence under mu.
+		s.session.Confirmed(a.GetRevision(), rejections(a.GetRejected()))
+	}
+	s.pumpLocked(now)
+	s.mu.Unlock()
+	return nil
+}
+
+// retarget gives the stream another view; the next update is a snapshot of it.
+func (s *stream) retarget(v *view) (old *view) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, s.view = s.view, v
+	s.whole = wholeDue
+	if s.resume != nil {
+		// What it holds is of other targets; only its revision still counts.
+		s.epoch, s.told = s.resume.epoch, s.resume.revision
+		s.resume = nil
+	}
+	return old
+}
+
+// beat sends a heartbeat if the stream has everything that concerns it up to the
+// heartbeat's revision, and ends the stream if it takes nothing any more.
+func (s *stream) beat(hb *frame, now time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pumpLocked(now)
+	if s.ended {
+		return
+	}
+	limits := &s.hub.cfg.Limits
+	if s.stuck(now, limits.CutOff) {
+		s.hub.stats.cutOff.Add(1)
+		s.endLocked(status.Errorf(codes.ResourceExhausted, "nothing was confirmed for %s", limits.CutOff))
+		return
+	}
+	st := s.view.state.Load()
+	if s.busy || st.snap.epoch == "" {
+		return
+	}
+	pending, held := s.flow.pending(), s.resume != nil
+	switch {
+	case pending > limits.Unconfirmed:
+		s.flow.stall(now)
+	case !held && (s.base != st.seq || s.epoch != st.snap.epoch):
+		// Something newer came this moment; the heartbeat would claim that it has it.
+	case !held && !s.flow.marked && pending > limits.Unconfirmed/2:
+		// Heartbeats are not confirmed, an update is: does it still read?
+		s.send(st, point{kind: fromHere}, now)
+	default:
+		if s.put(hb) && !held {
+			s.told = max(s.told, hb.revision)
+		}
+	}
+}
+
+// stuck is guarded by mu.
+func (s *stream) stuck(now, limit time.Duration) bool {
+	if s.busy {
+		return now-time.Duration(s.progressed.Load()) > limit
+	}
+	return s.flow.stalled(now) > limit
+}
+
+func (s *stream) goAway(f *frame) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ended && !s.busy && s.flow.pending() <= s.hub.cfg.Limits.Unconfirmed {
+		s.put(f)
+	}
+}
+
+// end ends the stream; the first cause counts.
+func (s *stream) end(cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.endLocked(cause)
+}
+
+func (s *stream) endLocked(cause error) {
+	if s.cause == nil {
+		s.cause = cause
+	}
+	s.ended = true
+	s.cancel()
+}

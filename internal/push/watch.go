@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package push
+
+import (
+	"errors"
+	"io"
+	"slices"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+)
+
+// Watch serves one instance until it leaves or is told to.
+func (h *Hub) Watch(conn grpc.BidiStreamingServer[policydv1.WatchRequest, policydv1.WatchResponse]) error {
+	cancel, ok := cancelOf(conn.Context())
+	if !ok {
+		return status.Error(codes.Internal, "the server was made without push.ServerOptions")
+	}
+	defer cancel()
+	s := &stream{hub: h, conn: conn, cancel: cancel}
+	if err := h.enter(s); err != nil {
+		return err
+	}
+	defer h.leave(s)
+
+	late := time.AfterFunc(h.cfg.Limits.Hello, func() {
+		s.end(status.Errorf(codes.InvalidArgument, "no hello within %s", h.cfg.Limits.Hello))
+	})
+	defer late.Stop()
+	req, err := conn.Recv()
+	late.Stop()
+	if err != nil {
+		return s.verdict(err)
+	}
+	hello, err := readHello(req)
+	if err != nil {
+		return err
+	}
+	h.join(s, hello)
+	defer h.part(s)
+	return s.verdict(s.listen(conn))
+}
+
+// enter admits a stream to the roster.
+func (h *Hub) enter(s *stream) error {
+	wait, ok := h.gate.enter(h.now())
+	if !ok {
+		h.stats.refused.Add(1)
+		return tooMany(wait)
+	}
+	h.roster.Lock()
+	defer h.roster.Unlock()
+	if h.closing != nil {
+		h.gate.leave()
+		return h.closing
+	}
+	h.streams[s] = struct{}{}
+	h.turn++
+	s.shard = h.shards[h.turn%len(h.shards)]
+	h.stats.accepted.Add(1)
+	return nil
+}
+
+func tooMany(wait time.Duration) error {
+	st, err := status.New(codes.ResourceExhausted, "too many streams, or too many at once").
+		WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(wait)})
+	if err != nil {
+		return status.Errorf(codes.Internal, "too many streams: %v", err)
+	}
+	return st.Err()
+}
+
+// leave undoes enter.
+func (h *Hub) leave(s *stream) {
+	s.end(nil) // waits for a send that is under way
+	h.gate.leave()
+	h.roster.Lock()
+	defer h.roster.Unlock()
+	delete(h.streams, s)
+	if h.byID[s.id] == s {
+		delete(h.byID, s.id)
+	}
+	if len(h.streams) == 0 {
+		for _, empty := range h.emptied {
+			close(empty)
+		}
+		h.emptied = nil
+	}
+}
+
+// suspectAfter is how long an instance may be silent before another stream of the same
+// name ends its old one; SDKs report every 10 s. Sooner, two processes that share a name
+// by mistake would cut each other off for ever.
+const suspectAfter = 25 * time.Second
+
+// join makes the stream known to everybody, which starts what it is sent.
+func (h *Hub) join(s *stream, hello *hello) {
+	s.drill, s.resume = hello.identity.Drill, &hello.resume
+	s.received.Store(int64(h.now()))
+	s.view = h.acquire(newTargetSet(hello.identity.Targets, s.drill))
+
+	held, resumed := s.holds()
+	s.session = h.fleet.Connect(hello.identity, held, resumed)
+	if resumed {
+		h.stats.resumed.Add(1)
+	}
+
+	h.roster.Lock()
+	s.id = hello.identity.ID
+	older := h.byID[s.id]
+	h.byID[s.id] = s
+	h.roster.Unlock()
+	if older != nil && h.now()-time.Duration(older.received.Load()) > suspectAfter {
+		older.end(status.Error(codes.Aborted, "a newer stream of the same instance took over"))
+	}
+	s.shard.move(move{s: s, to: s.view})
+}
+
+// holds returns the revision that the resume point proves and whether it spares a snapshot.
+func (s *stream) holds() (revision int64, resumed bool) {
+	hubRevision := s.hub.snap.Load().revision
+	st := s.view.state.Load()
+	if s.resume.epoch == "" || s.resume.epoch != st.snap.epoch {
+		return 0, false
+	}
+	from, due := s.first(st, hubRevision)
+	return s.resume.revision, !due || from.kind != fromNothing
+}
+
+// part undoes join. After it nobody sends to the stream any more.
+func (h *Hub) part(s *stream) {
+	s.end(nil)
+	s.transfers.Wait()
+	s.shard.move(move{s: s})
+	h.release(s.view)
+	s.session.Close()
+}
+
+// listen takes what the instance says until it stops.
+func (s *stream) listen(conn grpc.BidiStreamingServer[policydv1.WatchRequest, policydv1.WatchResponse]) error {
+	var lastReport time.Duration
+	for {
+		req, err := conn.Recv()
+		if err != nil {
+			return err
+		}
+		now := s.hub.now()
+		s.received.Store(int64(now))
+		switch kind := req.GetKind().(type) {
+		case *policydv1.WatchRequest_Ack:
+			s.hub.stats.rejected.Add(int64(len(kind.Ack.GetRejected())))
+			err = s.confirm(kind.Ack)
+		case *policydv1.WatchRequest_Report:
+			if lastReport == 0 || now-lastReport >= minReportEvery {
+				lastReport = now
+				s.session.Reported(report(kind.Report))
+			}
+		case *policydv1.WatchRequest_Subscribe:
+			err = s.subscribe(kind.Subscribe)
+		case *policydv1.WatchRequest_Hello:
+			err = status.Error(codes.InvalidArgument, "hello: sent twice")
+		default:
+			// A newer SDK says something that this policyd does not know.
+			s.session.Seen()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *stream) subscribe(sub *policydv1.Subscribe) error {
+	targets, err := readTargets(sub.GetTargets())
+	if err != nil {
+		return err
+	}
+	v := s.hub.acquire(newTargetSet(targets, s.drill))
+	s.session.Targets(targets)
+	old := s.retarget(v)
+	s.shard.move(move{s: s, to: v})
+	s.hub.release(old)
+	return nil
+}
+
+// verdict is what the instance is told at the end of its stream.
+func (s *stream) verdict(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.cause != nil:
+		return s.cause
+	case errors.Is(err, io.EOF):
+		return nil
+	}
+	return err
+}
+
+// isDrillSDK reports whether an instance was started for drills.
+func isDrillSDK(capabilities []string) bool { return slices.Contains(capabilities, "drill") }
