@@ -2,7 +2,11 @@
 
 package engine
 
-import "time"
+import (
+	"math"
+	"time"
+	"unsafe"
+)
 
 // CallOptions are what a caller says about a call before its first attempt.
 type CallOptions struct {
@@ -22,13 +26,13 @@ type CallOptions struct {
 type Call struct {
 	e        *Endpoint
 	p        *Policy
-	started  Instant // the call
-	sent     Instant // the attempt in progress
-	deadline Instant
+	started  Instant       // the call
+	sent     Instant       // the attempt in progress
+	deadline Instant       // the caller's, 0 for none
 	previous time.Duration // wait before
 	permit   permit
 	attempt  report // of the attempt in progress
-	cell     uint32
+	cell     uint32 // noCell: began under the lock
 	attempts uint8
 	step     uint8 // retries since the backoff began
 	state    callState
@@ -37,6 +41,9 @@ type Call struct {
 	safe     bool
 	single   bool
 }
+
+// noCell marks calls whose success is settled under the lock.
+const noCell = math.MaxUint32
 
 type callState uint8
 
@@ -81,47 +88,55 @@ type BreakerChange struct {
 
 // Begin starts a call and decides on its first attempt. The returned Call is of use only
 // if the decision is to proceed. It does not allocate.
-func (e *Endpoint) Begin(now Instant, o CallOptions) (Call, Decision) {
-	p := e.policy.Load()
-	c := Call{
-		e: e, p: p, started: now, sent: now, attempts: 1, state: callSent, counts: true,
-		deadline: p.deadline(now, o.Deadline), keyed: o.Keyed, safe: o.Idempotent || o.Keyed, single: o.NoRetry,
-		cell: e.cellIndex(),
-	}
-	c.attempt.generation = e.generation.Load()
+func (e *Endpoint) Begin(now Instant, o CallOptions) (c Call, d Decision) {
 	if int64(now) < e.fastUntil.Load() {
+		c.start(e, now, &o)
+		c.cell = cellOf(&c, e.shift)
+		c.attempt.generation = e.generation.Load()
 		e.cells[c.cell].word.Add(1)
-		return c, Decision{Proceed: true}
+		d.Proceed = true
+		return
 	}
 	if s := e.shutter.Load(); now < s.until {
 		e.refused.Add(1)
-		return Call{}, Decision{Code: CodeBreaker, Rule: s.rule, RetryAt: s.at, By: s.by}
+		d.Code, d.Rule, d.RetryAt, d.By = CodeBreaker, s.rule, s.at, s.by
+		return
 	}
-	d := c.begin(now)
-	return c, d
+	c.start(e, now, &o)
+	c.begin(now, &d)
+	return
 }
 
-// deadline is the end of a call that starts at now.
-func (p *Policy) deadline(now, callers Instant) Instant {
+func (c *Call) start(e *Endpoint, now Instant, o *CallOptions) {
+	c.e, c.p, c.started, c.sent = e, e.policy.Load(), now, now
+	c.deadline, c.keyed, c.safe, c.single = o.Deadline, o.Keyed, o.Idempotent || o.Keyed, o.NoRetry
+	c.attempts, c.state, c.counts = 1, callSent, true
+}
+
+// cellOf spreads goroutines over cells by where their stacks are.
+func cellOf(c *Call, shift uint32) uint32 {
+	return uint32(uint64(uintptr(unsafe.Pointer(c))>>11) * 0x9e3779b97f4a7c15 >> shift)
+}
+
+// Deadline is the end of the whole call, Never if it has none.
+func (c *Call) Deadline() Instant {
 	end := Never
-	if callers != 0 {
-		end = callers
+	if c.deadline != 0 {
+		end = c.deadline
 	}
-	if p.Timeouts.Overall > 0 {
-		end = min(end, now.Add(p.Timeouts.Overall))
+	if overall := c.p.Timeouts.Overall; overall > 0 {
+		end = min(end, c.started.Add(overall))
 	}
 	return end
 }
 
-// Deadline is the end of the whole call, Never if it has none.
-func (c *Call) Deadline() Instant { return c.deadline }
-
 // AttemptDeadline is the end of the attempt in progress, Never if it has none.
 func (c *Call) AttemptDeadline() Instant {
-	if c.p.Timeouts.Attempt == 0 {
-		return c.deadline
+	end := c.Deadline()
+	if attempt := c.p.Timeouts.Attempt; attempt > 0 {
+		end = min(end, c.sent.Add(attempt))
 	}
-	return min(c.deadline, c.sent.Add(c.p.Timeouts.Attempt))
+	return end
 }
 
 // Attempts is the number of attempts sent so far.
@@ -130,33 +145,47 @@ func (c *Call) Attempts() int { return int(c.attempts) }
 // Policy is the policy that the call obeys. It must not be changed.
 func (c *Call) Policy() *Policy { return c.p }
 
+// Succeed settles the usual case without a look at the clock: the first attempt succeeded
+// and nothing is wrong. It counts the success as of the start of the attempt. If it reports
+// false, it did nothing, and the attempt is to be settled by Settle.
+func (c *Call) Succeed() bool {
+	e := c.e
+	if c.state != callSent || c.attempts > 1 || c.cell == noCell || int64(c.sent) >= e.fastUntil.Load() ||
+		c.attempt.generation != e.generation.Load() || e.slowAfter.Load() != math.MaxInt64 {
+		return false
+	}
+	c.state = callEnded
+	e.cells[c.cell].word.Add(succeeded)
+	return true
+}
+
 // Settle takes the outcome of the attempt in progress and decides whether the call waits
 // for a retry. The permit of that retry is reserved now. A second Settle does nothing.
-func (c *Call) Settle(now Instant, o Outcome) Decision {
+func (c *Call) Settle(now Instant, o Outcome) (d Decision) {
 	if c.state != callSent {
-		return Decision{}
+		return
 	}
 	e := c.e
 	took := now - c.sent
-	if o.Kind == OutcomeOK && c.attempts == 1 && c.counts && c.attempt.probe == 0 &&
-		int64(now) < e.fastUntil.Load() && c.attempt.generation == e.generation.Load() &&
-		int64(took) <= e.slowAfter.Load() {
+	if o.Kind == OutcomeOK && c.attempts == 1 && c.cell != noCell && int64(now) < e.fastUntil.Load() &&
+		c.attempt.generation == e.generation.Load() && int64(took) <= e.slowAfter.Load() {
 		c.state = callEnded
 		e.cells[c.cell].word.Add(succeeded)
-		return Decision{}
+		return
 	}
 	c.attempt.took = time.Duration(took)
-	return c.settle(now, &o)
+	c.settle(now, &o, &d)
+	return
 }
 
 // Resume decides on the retry whose wait is over: the breaker and the kill switches may
 // have changed. If the answer is not to proceed, the permit has gone back and the call is
 // over.
-func (c *Call) Resume(now Instant) Decision {
-	if c.state != callWaits {
-		return Decision{}
+func (c *Call) Resume(now Instant) (d Decision) {
+	if c.state == callWaits {
+		c.resume(now, &d)
 	}
-	return c.resume(now)
+	return
 }
 
 // Abandon ends a call that its caller gives up, wherever it is: the permit of a retry that
@@ -166,7 +195,8 @@ func (c *Call) Abandon(now Instant) {
 	switch c.state {
 	case callSent:
 		c.attempt.took = time.Duration(now - c.sent)
-		c.settle(now, &Outcome{Kind: OutcomeCancelled})
+		var d Decision
+		c.settle(now, &Outcome{Kind: OutcomeCancelled}, &d)
 	case callWaits:
 		c.abandon(now)
 	}

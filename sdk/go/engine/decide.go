@@ -3,13 +3,14 @@
 package engine
 
 // begin decides on the first attempt under the lock.
-func (c *Call) begin(now Instant) Decision {
+func (c *Call) begin(now Instant, d *Decision) {
 	e := c.e
+	c.cell = noCell
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now = e.tick(now)
 	eff := e.effects(now)
-	d := c.admit(now, &eff, true)
+	*d = c.admit(now, &eff, true)
 	if d.Proceed {
 		e.counters.calls++
 		e.budget.add(1, 0)
@@ -18,7 +19,6 @@ func (c *Call) begin(now Instant) Decision {
 		c.state = callEnded
 	}
 	d.Breaker = e.leave(now, &eff)
-	return d
 }
 
 // admit asks the kill switches and the breaker about an attempt. What an observed policy
@@ -112,7 +112,7 @@ func (e *Endpoint) transition(eff *Effects) *BreakerChange {
 }
 
 // settle takes the outcome of an attempt under the lock.
-func (c *Call) settle(now Instant, o *Outcome) Decision {
+func (c *Call) settle(now Instant, o *Outcome, d *Decision) {
 	e := c.e
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -126,12 +126,11 @@ func (c *Call) settle(now Instant, o *Outcome) Decision {
 	e.counters.attempt(class, c.attempts)
 	eff := e.effects(now)
 	e.budget.fit(&p.Budget, eff.Factor, now)
-	var d Decision
 	switch {
 	case e.mode == ModeOff:
 		c.end(class)
 	case retryable:
-		d = c.decide(now, o, &eff)
+		*d = c.decide(now, o, &eff)
 	case c.keyed && o.Kind == OutcomeHTTP && o.Code == statusUnprocessable:
 		d.Code = CodeConflict
 		e.counters.suppressed[byConflict]++
@@ -140,7 +139,6 @@ func (c *Call) settle(now Instant, o *Outcome) Decision {
 		c.end(class)
 	}
 	d.Breaker = e.leave(now, &eff)
-	return d
 }
 
 // decide says whether a call whose attempt failed waits for a retry. The conditions come in
@@ -176,7 +174,7 @@ func (c *Call) decide(now Instant, o *Outcome, eff *Effects) Decision {
 		if d.Asked > 0 {
 			d.RetryAt = now.Add(d.Asked)
 		}
-	case now.Add(wait) >= c.deadline:
+	case now.Add(wait) >= c.Deadline():
 		why = byDeadline
 	}
 	if why != none {
@@ -233,7 +231,7 @@ func (c *Call) end(class Class) {
 }
 
 // resume decides on a retry under the lock.
-func (c *Call) resume(now Instant) Decision {
+func (c *Call) resume(now Instant, d *Decision) {
 	e := c.e
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -241,17 +239,16 @@ func (c *Call) resume(now Instant) Decision {
 	eff := e.effects(now)
 	p := e.policy.Load()
 	e.budget.fit(&p.Budget, eff.Factor, now)
-	var d Decision
 	switch {
 	case e.mode == ModeOff:
 	case eff.Retry == 0 && !e.breakerShut(&eff):
 		d.Code, d.By = CodeDisabled, eff.RetryBy
 		e.counters.suppressed[bySwitch]++
-	case now >= c.deadline && !e.breakerShut(&eff):
+	case now >= c.Deadline() && !e.breakerShut(&eff):
 		d.Code = CodeDeadline
 		e.counters.suppressed[byDeadline]++
 	default:
-		d = c.admit(now, &eff, false)
+		*d = c.admit(now, &eff, false)
 	}
 	if d.Proceed {
 		c.attempts++
@@ -263,7 +260,6 @@ func (c *Call) resume(now Instant) Decision {
 		c.end(Failure)
 	}
 	d.Breaker = e.leave(now, &eff)
-	return d
 }
 
 // abandon ends a call that waits for a retry.

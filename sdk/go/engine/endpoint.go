@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 )
 
 // Mode says whether decisions act.
@@ -217,9 +216,3 @@ func (e *Endpoint) rearm(now Instant, eff *Effects) {
 // time and instant relate the time line of calls to that of switches.
 func (e *Endpoint) time(at Instant) time.Time    { return e.origin.Add(time.Duration(at)) }
 func (e *Endpoint) instant(at time.Time) Instant { return Instant(at.Sub(e.origin)) }
-
-// cellIndex spreads goroutines over the cells by the addresses of their stacks.
-func (e *Endpoint) cellIndex() uint32 {
-	var here byte
-	return uint32(uint64(uintptr(unsafe.Pointer(&here))>>11) * 0x9e3779b97f4a7c15 >> e.shift)
-}

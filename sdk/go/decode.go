@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+	"github.com/policyd/policyd/sdk/go/wire"
+)
+
+// rejection is a document that is not in force, and why. It is an error that people read.
+type rejection struct {
+	Scope    string // of the policy, or the id of the switch
+	Revision int64
+	Field    string
+	Reason   string
+}
+
+func (r *rejection) Error() string {
+	field := ""
+	if r.Field != "" {
+		field = r.Field + ": "
+	}
+	return fmt.Sprintf("%s at revision %d is rejected: %s%s", r.Scope, r.Revision, field, r.Reason)
+}
+
+// newRejection takes texts from outside: they are shortened and made printable.
+func newRejection(e *policydv1.Entry, err error) *rejection {
+	name := strings.TrimPrefix(strings.TrimPrefix(e.GetKey(), policyPrefix), switchPrefix)
+	r := rejection{Scope: printable(name), Revision: e.GetRevision(), Reason: printable(err.Error())}
+	var field *wire.FieldError
+	if errors.As(err, &field) {
+		r.Field, r.Reason = printable(field.Path), printable(field.Reason)
+	}
+	return &r
+}
+
+// readPolicy takes a document only if all of it can be honoured.
+func readPolicy(key string, p *policydv1.Policy, revision int64) (*heldPolicy, error) {
+	if key != policyPrefix+p.GetScope() {
+		return nil, &wire.FieldError{Path: "scope", Reason: "differs from the key"}
+	}
+	if size := proto.Size(p); size > engine.MaxDocumentBytes {
+		return nil, fmt.Errorf("%d bytes: at most %d", size, engine.MaxDocumentBytes)
+	}
+	doc, err := wire.Document(p, revision)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkDocument(doc); err != nil {
+		return nil, err
+	}
+	return &heldPolicy{document: doc, source: p}, nil
+}
+
+// checkDocument holds a document to the limits and to what this SDK can do.
+func checkDocument(doc engine.Document) error {
+	if broken := engine.Validate(doc.Scope, doc.Settings); len(broken) > 0 {
+		return violated(broken[0])
+	}
+	if fields := engine.Unsupported(doc.Settings); len(fields) > 0 {
+		return &wire.FieldError{Path: fields[0].Path(), Reason: "not supported by SDK " + Version}
+	}
+	return nil
+}
+
+func violated(v engine.Violation) error {
+	reason := v.Rule
+	if v.Value != "" {
+		reason = v.Value + ": " + v.Rule
+	}
+	return &wire.FieldError{Path: strings.TrimPrefix(v.Path, "spec."), Reason: reason}
+}
+
+// readSwitch takes a kill switch and brings its end onto this process's clock.
+func readSwitch(key string, k *policydv1.KillSwitch, revision int64, c clock) (*heldSwitch, error) {
+	if key != switchPrefix+k.GetId() {
+		return nil, &wire.FieldError{Path: "id", Reason: "differs from the key"}
+	}
+	if size := proto.Size(k); size > engine.MaxDocumentBytes {
+		return nil, fmt.Errorf("%d bytes: at most %d", size, engine.MaxDocumentBytes)
+	}
+	sw, err := wire.Switch(k, revision)
+	if err != nil {
+		return nil, err
+	}
+	if broken := engine.ValidateSwitch(sw, c.now.Add(c.ahead+maxDelivery)); len(broken) > 0 {
+		return nil, violated(broken[0])
+	}
+	sw.Ends = c.here(sw.Ends)
+	return &heldSwitch{sw: sw, source: k}, nil
+}
+
+// printable makes a text fit for logs and pages: short, on one line, without controls.
+func printable(v any) string {
+	const most = 300
+	s := strings.Map(func(r rune) rune {
+		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, fmt.Sprint(v))
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+// Do runs fn under the endpoint's policy, with the client of [Using], else [Default]. fn
+// must honour its context, which carries the per-attempt timeout and ends when fn returns,
+// and it must be fit to run several times: Do takes a call to be repeatable, unless
+// [Idempotent](false) or the method in the endpoint's match.http says otherwise.
+//
+// Errors pass through unchanged unless the policy changed the outcome; then they are a
+// *[Error] that wraps the last one. Which errors are worth a retry follows from the policy
+// for errors of package net, for those that carry a gRPC status, and for those with a
+// method StatusCode() int or HTTPStatusCode() int; [Retryable], [RetryAfter], [NotSent]
+// and [Permanent] tell about others. A panic of fn is passed on.
+//
+// Where fn returns an *http.Response, its status is judged as [Transport] does: the last
+// response is returned with a nil error, and its context lasts until its body is closed.
+func Do[T any](ctx context.Context, endpoint string, fn func(context.Context) (T, error), opts ...CallOption) (T, error) {
+	r := newRun(ctx, endpoint, opts)
+	if r.nested {
+		return fn(ctx)
+	}
+	var none T
+	if err := r.start(ctx); err != nil {
+		return none, err
+	}
+	defer r.guard()
+	_, response := any(&none).(**http.Response)
+	for attempt := &r.mark; ; attempt = r.next(ctx) {
+		r.open(ctx, attempt, response)
+		v, err := fn(attempt)
+		resp, _ := any(v).(*http.Response)
+		again, err := r.took(ctx, attempt, resp, err)
+		switch {
+		case again:
+		case err != nil && response:
+			return none, err
+		default:
+			return v, err
+		}
+	}
+}
+
+// DoOr is [Do] with a fallback. It runs only when the policy gave up, and is told why;
+// what it returns is the result.
+func DoOr[T any](ctx context.Context, endpoint string, fn func(context.Context) (T, error), fallback func(context.Context, *Error) (T, error), opts ...CallOption) (T, error) {
+	v, err := Do(ctx, endpoint, fn, opts...)
+	var gaveUp *Error
+	if err != nil && errors.As(err, &gaveUp) {
+		return fallback(ctx, gaveUp)
+	}
+	return v, err
+}
+
+// run is one call of Do.
+type run struct {
+	call
+	nested bool // an attempt of a call around it that is counted already
+	config *callConfig
+	sent   sent // the attempt in progress
+}
+
+func newRun(ctx context.Context, endpoint string, opts []CallOption) *run {
+	m := markOf(ctx)
+	r := &run{config: m.options()}
+	if len(opts) > 0 {
+		r.config = withOptions(r.config, opts)
+	}
+	var c *Client
+	if r.config != nil {
+		c = r.config.client
+	}
+	if c == nil {
+		c = Default()
+	}
+	ep := c.endpoint(endpoint)
+	if outer := m.running(); outer != nil && outer.ep == ep {
+		r.nested = true
+		return r
+	}
+	r.init(c, ep, m, r.config)
+	return r
+}
+
+// start asks for the first attempt.
+func (r *run) start(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	p := r.ep.Policy()
+	o := engine.CallOptions{Idempotent: r.client.repeats(r.ep, p)}
+	if r.config != nil {
+		r.key = r.config.key
+		if r.config.repeat != repeatByRule {
+			o.Idempotent = r.config.repeat == repeatYes
+		}
+	}
+	if k := &p.Idempotency.Key; r.key == "" && k.Enabled && k.Auto && !o.Idempotent {
+		r.key = newKey()
+	}
+	o.Keyed = r.key != ""
+	return r.begin(ctx, o)
+}
+
+// repeats reports whether the calls of an endpoint may be repeated by their method: yes if
+// it is not known, since who uses Do means them to be.
+func (c *Client) repeats(ep *endpoint, p *engine.Policy) bool {
+	doc := c.current.Load().documents[engine.Scope(ep.name)]
+	if doc == nil {
+		return true
+	}
+	method := doc.Settings[engine.MatchHTTPMethod].Text
+	return method == "" || p.Idempotency.Repeats(method)
+}
+
+// open gives the attempt its context. It ends when fn returns, except that of a response,
+// which has no deadline of its own, so that the body may take longer.
+func (r *run) open(ctx context.Context, attempt *mark, response bool) {
+	r.sent = sent{}
+	if response {
+		r.arm(ctx, attempt, &r.sent)
+		return
+	}
+	if d, overall, ok := r.limit(ctx); ok {
+		attempt.Context, r.sent.cancel = context.WithTimeoutCause(ctx, d, r.cutShort(overall))
+		return
+	}
+	attempt.Context, r.sent.cancel = context.WithCancel(ctx)
+}
+
+// took takes what fn returned.
+func (r *run) took(ctx context.Context, attempt *mark, resp *http.Response, err error) (bool, error) {
+	s := &r.sent
+	s.resp, s.err = resp, err
+	if s.err != nil {
+		s.resp = nil
+	}
+	if s.timer != nil {
+		r.disarm(ctx, attempt, s)
+	} else if s.cancel != nil {
+		var cut *timeoutError
+		if err != nil && errors.As(context.Cause(attempt.Context), &cut) && ctx.Err() == nil {
+			s.cut = cut
+		}
+		s.cancel()
+		s.cancel = nil
+	}
+	return r.after(ctx, nil, s, r.judge(), nil)
+}
+
+// guard settles the attempt of a fn that panicked.
+func (r *run) guard() {
+	if !r.ended.Load() {
+		r.panicked()
+		if r.sent.cancel != nil {
+			r.sent.cancel()
+		}
+	}
+}
+
+// judge says how an attempt ended, in the words of the engine.
+func (r *run) judge() engine.Outcome {
+	s := &r.sent
+	if s.err == nil {
+		if s.resp == nil {
+			return engine.Outcome{}
+		}
+		return judgeResponse(s.resp)
+	}
+	var own *judgedError
+	if errors.As(s.err, &own) {
+		return own.outcome()
+	}
+	if s.cut != nil {
+		return engine.Outcome{Kind: engine.OutcomeRetryable}
+	}
+	return judgeError(s.err)
+}

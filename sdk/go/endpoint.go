@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"cmp"
+	"hash/maphash"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+// Bounds of what a client keeps per endpoint, however many names or hosts calls have.
+const (
+	maxNamed     = 20_000
+	maxUnmatched = 1_000
+)
+
+// endpoint is what a client keeps for one target of calls: the engine's state, which
+// outlives policies, and whose policy it obeys.
+type endpoint struct {
+	*engine.Endpoint
+	name string
+	// unmatched: no endpoint matches the call; name is its host, or its service.
+	unmatched bool
+
+	toldUnsafe atomic.Bool // that failed calls are not repeated
+
+	// guarded by Client.mu
+	scope    engine.Scope
+	reported totals // what reports have told
+
+	// used is the tick of the table at the last look-up.
+	used atomic.Uint64
+}
+
+// endpoint returns the state of a named endpoint and creates it at its first use. It takes
+// no lock for a known one. The first call of all starts the watch.
+func (c *Client) endpoint(name string) *endpoint {
+	name = clipName(name)
+	if e := c.named.find(name); e != nil {
+		return e
+	}
+	return c.addEndpoint(c.named, name, c.scopeOf(name))
+}
+
+// unmatched returns the state of calls that match no endpoint; it is kept per host.
+func (c *Client) unmatched(host string) *endpoint {
+	host = clipName(host)
+	if e := c.hosts.find(host); e != nil {
+		return e
+	}
+	return c.addEndpoint(c.hosts, host, c.current.Load().matcher.HTTP("", host, noPath).Scope)
+}
+
+// match returns the endpoint of an HTTP call. path is the escaped path.
+func (c *Client) match(method, host, path string) *endpoint {
+	if found := c.current.Load().matcher.HTTP(method, host, path); found.Matched {
+		return c.endpoint(string(found.Scope))
+	}
+	return c.unmatched(host)
+}
+
+// matchGRPC returns the endpoint of a gRPC call. A call that only a service's document
+// names is kept under that service, any other under its host.
+func (c *Client) matchGRPC(fullMethod, host string) *endpoint {
+	found := c.current.Load().matcher.GRPC(fullMethod, host)
+	switch name := string(found.Scope); {
+	case found.Matched:
+		return c.endpoint(name)
+	case found.Scope.Level() == engine.LevelService:
+		if e := c.hosts.find(name); e != nil {
+			return e
+		}
+		return c.addEndpoint(c.hosts, name, found.Scope)
+	default:
+		return c.unmatched(host)
+	}
+}
+
+// clipName keeps what a name can take of memory small.
+func clipName(name string) string { return name[:min(len(name), 253)] }
+
+// changed returns a channel that is closed when other policies or switches come into force.
+// Take it before the decision that the wait follows.
+func (c *Client) changed() <-chan struct{} { return c.current.Load().replaced }
+
+// instant returns a moment on the time line of the endpoints.
+func (c *Client) instant(t time.Time) engine.Instant { return engine.Instant(t.Sub(c.origin)) }
+
+// revision returns the revision of the policies in force, 0 for none.
+func (c *Client) revision() int64 { return c.current.Load().revision }
+
+const shards = 64
+
+// table finds endpoints by name. Reading takes no lock and does not allocate; writing is
+// guarded by Client.mu.
+type table struct {
+	seed   maphash.Seed
+	limit  int
+	size   int
+	tick   atomic.Uint64 // grows with each new endpoint
+	shards [shards]atomic.Pointer[map[string]*endpoint]
+}
+
+func newTable(limit int) *table {
+	t := &table{seed: maphash.MakeSeed(), limit: limit}
+	for i := range t.shards {
+		t.shards[i].Store(&map[string]*endpoint{})
+	}
+	return t
+}
+
+func (t *table) shard(name string) *atomic.Pointer[map[string]*endpoint] {
+	return &t.shards[maphash.String(t.seed, name)%shards]
+}
+
+// find returns the endpoint of that name, or nil, and marks it as used.
+func (t *table) find(name string) *endpoint {
+	e := (*t.shard(name).Load())[name]
+	if e != nil {
+		if now := t.tick.Load(); e.used.Load() != now {
+			e.used.Store(now)
+		}
+	}
+	return e
+}
+
+// add puts e in and returns the endpoints that had to go for it, least recently used first.
+func (t *table) add(e *endpoint) (dropped []*endpoint) {
+	if t.size >= t.limit {
+		all := t.all()
+		slices.SortFunc(all, func(a, b *endpoint) int { return cmp.Compare(a.used.Load(), b.used.Load()) })
+		dropped = all[:1+t.limit/1024]
+		for _, old := range dropped {
+			t.change(old.name, nil)
+		}
+	}
+	e.used.Store(t.tick.Add(1))
+	t.change(e.name, e)
+	return dropped
+}
+
+// change replaces one shard by a copy with e under name, or without it.
+func (t *table) change(name string, e *endpoint) {
+	shard := t.shard(name)
+	old := *shard.Load()
+	next := make(map[string]*endpoint, len(old)+1)
+	for n, o := range old {
+		next[n] = o
+	}
+	if delete(next, name); e != nil {
+		next[name] = e
+	}
+	t.size += len(next) - len(old)
+	shard.Store(&next)
+}
+
+// all returns every endpoint in no order.
+func (t *table) all() []*endpoint {
+	all := make([]*endpoint, 0, t.size)
+	for i := range t.shards {
+		for _, e := range *t.shards[i].Load() {
+			all = append(all, e)
+		}
+	}
+	return all
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// Recheck looks at a call that waits for a retry when the kill switches may have changed.
+// If they have turned against the retry, the call is over: the permit has gone back and
+// the decision says why. Otherwise the decision is to retry still, after the rest of the
+// wait.
+func (c *Call) Recheck(now Instant) Decision {
+	if c.state != callWaits {
+		return Decision{}
+	}
+	e := c.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now = e.tick(now)
+	eff := e.effects(now)
+	var d Decision
+	switch {
+	case e.mode == ModeOff:
+	case eff.ForcedOpen:
+		d.Code = CodeBreaker
+		e.blame(&d, true, &eff)
+		e.counters.suppressed[byBreaker]++
+	case eff.Retry == 0:
+		d.Code, d.By = CodeDisabled, eff.RetryBy
+		e.counters.suppressed[bySwitch]++
+	default:
+		d.Retry = true
+	}
+	if !d.Retry {
+		e.budget.giveBack(&c.permit)
+		c.end(Failure)
+	}
+	d.Breaker = e.leave(now, &eff)
+	return d
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+// environment looks a variable up, as os.LookupEnv does.
+type environment func(name string) (string, bool)
+
+func (env environment) value(name string) string {
+	v, _ := env(name)
+	return v
+}
+
+// readEnvironment sets the defaults that options then override.
+func (c *config) readEnvironment(env environment) {
+	c.setAddr("POLICYD_ADDR", env.value("POLICYD_ADDR"))
+	c.tokenFile = env.value("POLICYD_TOKEN_FILE")
+	c.policyFile = env.value("POLICYD_FILE")
+	c.tls = tlsFiles{env.value("POLICYD_CA_FILE"), env.value("POLICYD_CERT_FILE"), env.value("POLICYD_KEY_FILE")}
+	c.setTargets("POLICYD_TARGETS", strings.Split(env.value("POLICYD_TARGETS"), ","))
+	if m := env.value("POLICYD_MODE"); m != "" {
+		c.setMode("POLICYD_MODE", m)
+	}
+
+	otel := resourceAttributes(env.value("OTEL_RESOURCE_ATTRIBUTES"))
+	if name := env.value("OTEL_SERVICE_NAME"); name != "" {
+		otel["service.name"] = name
+	}
+	c.namespace = c.name(env.value("POLICYD_NAMESPACE"), "POLICYD_NAMESPACE", otel["service.namespace"])
+	c.service = c.name(env.value("POLICYD_SERVICE"), "POLICYD_SERVICE", otel["service.name"])
+
+	c.instance = defaultInstance(otel["service.instance.id"])
+	if id := env.value("POLICYD_INSTANCE"); id != "" {
+		c.setInstance("POLICYD_INSTANCE", id)
+	}
+
+	if dir, set := env("POLICYD_CACHE_DIR"); set {
+		c.cacheDir = &dir
+	}
+	c.logger = c.defaultLogger(env.value("POLICYD_LOG"))
+}
+
+// name prefers own. What OpenTelemetry says was not meant for policyd: where it is no valid
+// name even in lower case, it is left out instead of being an error.
+func (c *config) name(own, variable, otel string) string {
+	if own != "" {
+		return c.segment(variable, own)
+	}
+	otel = strings.ToLower(otel)
+	if s, err := engine.ParseScope(otel); err != nil || s.Level() != engine.LevelNamespace {
+		return ""
+	}
+	return otel
+}
+
+// resourceAttributes reads key=value pairs, percent-encoded, separated by commas.
+func resourceAttributes(list string) map[string]string {
+	attrs := map[string]string{}
+	for pair := range strings.SplitSeq(list, ",") {
+		key, value, ok := strings.Cut(pair, "=")
+		if !ok {
+			continue
+		}
+		if plain, err := url.PathUnescape(strings.TrimSpace(value)); err == nil {
+			attrs[strings.TrimSpace(key)] = plain
+		}
+	}
+	return attrs
+}
+
+func defaultInstance(otel string) string {
+	var c config
+	if c.setInstance("", otel); c.instance != "" {
+		return c.instance
+	}
+	host, _ := os.Hostname()
+	if c.setInstance("", host); c.instance == "" {
+		c.instance = "instance"
+	}
+	var random [4]byte
+	_, _ = rand.Read(random[:]) // never fails
+	return fmt.Sprintf("%.180s-%s", c.instance, hex.EncodeToString(random[:]))
+}
+
+func (c *config) defaultLogger(level string) *slog.Logger {
+	switch level {
+	case "", "info":
+		return slog.New(processLog{slog.LevelInfo})
+	case "debug":
+		return slog.New(processLog{slog.LevelDebug})
+	case "off":
+	default:
+		c.fail("POLICYD_LOG", fmt.Errorf("unknown level %.40q (off, info, debug)", level))
+	}
+	return slog.New(slog.DiscardHandler)
+}
+
+// processLog writes to whatever slog.Default is when the line is written: applications set
+// it up after their clients exist.
+type processLog struct{ min slog.Level }
+
+func (p processLog) handler() slog.Handler { return slog.Default().Handler() }
+
+func (p processLog) Enabled(ctx context.Context, l slog.Level) bool {
+	return l >= p.min && p.handler().Enabled(ctx, l)
+}
+
+func (p processLog) Handle(ctx context.Context, r slog.Record) error {
+	return p.handler().Handle(ctx, r)
+}
+
+func (p processLog) WithAttrs(attrs []slog.Attr) slog.Handler { return p.handler().WithAttrs(attrs) }
+
+func (p processLog) WithGroup(name string) slog.Handler { return p.handler().WithGroup(name) }

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+// failure describes decision d, after which the call makes no further attempt.
+func (k *call) failure(d *engine.Decision, last error, attempts int) *Error {
+	now := k.client.now()
+	p := k.ep.Policy()
+	e := &Error{
+		Endpoint: k.ep.name, Code: Code(d.Code), Attempts: attempts, Elapsed: now.Sub(k.began),
+		RetryAt: k.client.wall(d.RetryAt), Revision: k.outcome.Revision, Err: last,
+		at: k.client.wall(now), detail: detail(d, p),
+	}
+	if d.By != nil {
+		s := shown(d.By)
+		e.Switch = &s
+	}
+	e.Scope = k.client.decider(k.ep, d)
+	return e
+}
+
+// detail says what the code alone does not.
+func detail(d *engine.Decision, p *engine.Policy) string {
+	switch Code(d.Code) {
+	case CodeBreaker:
+		return ruleText(d.Rule, &p.Breaker)
+	case CodeBudget:
+		return fmt.Sprintf("%s of calls in %s", percent(p.Budget.Ratio), engine.FormatDuration(p.Budget.Window))
+	case CodeGate:
+		g := &p.Budget.SuccessGate
+		return fmt.Sprintf("under %s of the last %d calls succeeded", percent(g.MinSuccessRate), g.Window)
+	case CodeRetryAfter:
+		if d.Asked <= p.RetryAfter.Max {
+			return "server asks for no retry"
+		}
+		return fmt.Sprintf("server asks %s, limit %s", d.Asked, p.RetryAfter.Max)
+	case CodeNotSafe:
+		return "set an Idempotency-Key or policyd.Idempotent(true)"
+	case CodeBody:
+		return "the request has no GetBody and is longer than what is kept for a repeat"
+	case CodeKeyConflict:
+		return "the key was used for another request"
+	case CodeDeadline:
+		return "next try would pass the limit"
+	default:
+		return ""
+	}
+}
+
+// ruleText says what opened a breaker: "rule consecutive: 5 failures".
+func ruleText(r engine.Rule, p *engine.BreakerPolicy) string {
+	switch r {
+	case engine.RuleConsecutive:
+		return "rule consecutive: " + plural(p.Consecutive.Failures, "failure")
+	case engine.RuleRatio:
+		return fmt.Sprintf("rule ratio: %s failed in %s", percent(p.Ratio.Failures), engine.FormatDuration(p.Ratio.Window))
+	case engine.RuleSlow:
+		return fmt.Sprintf("rule slow: %s over %s", percent(p.Slow.Ratio), engine.FormatDuration(p.Slow.LongerThan))
+	default:
+		return ""
+	}
+}
+
+// percent writes a share of millionths: 10 %, 12.5 %.
+func percent(share int64) string {
+	return strconv.FormatFloat(float64(share)/(engine.Million/100), 'f', -1, 64) + " %"
+}
+
+// decisive is the setting whose document is named as the one that decided.
+func decisive(d *engine.Decision) engine.Field {
+	switch Code(d.Code) {
+	case CodeBreaker:
+		switch d.Rule {
+		case engine.RuleConsecutive:
+			return engine.BreakerConsecutiveFailures
+		case engine.RuleRatio:
+			return engine.BreakerRatioFailures
+		case engine.RuleSlow:
+			return engine.BreakerSlowRatio
+		default:
+			return engine.BreakerEnabled
+		}
+	case CodeBudget:
+		return engine.BudgetRatio
+	case CodeGate:
+		return engine.BudgetSuccessGateMinSuccessRate
+	case CodeDeadline:
+		return engine.TimeoutsOverall
+	case CodeNotSafe:
+		return engine.IdempotencyMethods
+	case CodeRetryAfter:
+		return engine.RetryAfterMax
+	case CodeKeyConflict:
+		return engine.IdempotencyKeyEnabled
+	default:
+		return engine.MaxAttempts
+	}
+}
+
+// decider returns the scope whose switch or document decided.
+func (c *Client) decider(ep *endpoint, d *engine.Decision) string {
+	if d.By != nil {
+		return string(d.By.Scope)
+	}
+	field := decisive(d)
+	s := c.current.Load()
+	for at := c.scopeNow(ep, s); at != ""; at = at.Parent() {
+		if doc := s.documents[at]; doc != nil {
+			if _, set := doc.Settings[field]; set {
+				return string(at)
+			}
+		}
+	}
+	return engine.BuiltIn
+}
+
+// scopeNow returns whose policies the calls of ep obey. It takes no lock.
+func (c *Client) scopeNow(ep *endpoint, s *snapshot) engine.Scope {
+	if scope, err := engine.ParseScope(ep.name); err == nil && scope.Level() >= engine.LevelService {
+		return scope
+	}
+	if ep.unmatched {
+		return s.matcher.HTTP("", ep.name, noPath).Scope
+	}
+	return c.scopeOf(ep.name)
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Hooks are told of decisions and state changes; nil ones are skipped. OnRetry and OnGiveUp
+// run on the caller's goroutine. The state hooks run on one goroutine of the client behind a
+// bounded queue that drops the oldest event, so a slow hook can never hold up calls or the
+// watch. A panic is recovered and logged once.
+type Hooks struct {
+	OnRetry   func(ctx context.Context, e RetryEvent)
+	OnGiveUp  func(ctx context.Context, e *Error)
+	OnBreaker func(e BreakerEvent)
+	OnPolicy  func(e PolicyEvent)
+	OnSwitch  func(s Switch, active bool)
+}
+
+// RetryEvent is told before the wait that precedes an attempt.
+type RetryEvent struct {
+	Endpoint string
+	Next     Attempt
+	Wait     time.Duration
+	Cause    error
+	Status   int // HTTP status of the last answer, 0 without one
+}
+
+// BreakerEvent is a change of a breaker's state.
+type BreakerEvent struct {
+	Endpoint, From, To string
+	Rule               string    // what opened it; empty otherwise
+	Until              time.Time // when an open breaker lets the first probe through
+}
+
+// PolicyEvent is a new revision, in force or rejected.
+type PolicyEvent struct {
+	Revision int64
+	Changed  []string // endpoints in use whose effective policy changed
+	Err      error    // what was rejected; nil when all of it is in force
+}
+
+// maxEvents bounds the queue of state hooks.
+const maxEvents = 256
+
+// notifier runs state hooks in order on one goroutine that lives only while there is work.
+type notifier struct {
+	log *slog.Logger
+
+	mu      sync.Mutex
+	queue   []func() // guarded by mu
+	running bool     // guarded by mu
+	idle    chan struct{}
+
+	panicked sync.Once
+}
+
+func newNotifier(log *slog.Logger) *notifier {
+	idle := make(chan struct{})
+	close(idle)
+	return &notifier{log: log, idle: idle}
+}
+
+// tell queues an event and never blocks; when the queue is full the oldest event is lost.
+func (n *notifier) tell(event func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.queue) == maxEvents {
+		copy(n.queue, n.queue[1:])
+		n.queue = n.queue[:maxEvents-1]
+	}
+	n.queue = append(n.queue, event)
+	if !n.running {
+		n.running = true
+		n.idle = make(chan struct{})
+		go n.run()
+	}
+}
+
+func (n *notifier) run() {
+	for {
+		n.mu.Lock()
+		if len(n.queue) == 0 {
+			n.running, n.queue = false, nil
+			close(n.idle)
+			n.mu.Unlock()
+			return
+		}
+		event := n.queue[0]
+		n.queue = n.queue[1:]
+		n.mu.Unlock()
+		n.guard(event)
+	}
+}
+
+// guard runs a hook and survives its panic.
+func (n *notifier) guard(hook func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			n.panicked.Do(func() { n.log.Error("hook panicked; later panics are not logged", "panic", printable(p)) })
+		}
+	}()
+	hook()
+}
+
+// wait returns once every queued hook has run, or ctx ends.
+func (n *notifier) wait(ctx context.Context) error {
+	n.mu.Lock()
+	idle := n.idle
+	n.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// retrying tells OnRetry on the caller's goroutine.
+func (c *Client) retrying(ctx context.Context, e RetryEvent) {
+	if hook := c.cfg.hooks.OnRetry; hook != nil {
+		c.notify.guard(func() { hook(ctx, e) })
+	}
+}
+
+// gaveUp tells OnGiveUp on the caller's goroutine.
+func (c *Client) gaveUp(ctx context.Context, e *Error) {
+	if hook := c.cfg.hooks.OnGiveUp; hook != nil {
+		c.notify.guard(func() { hook(ctx, e) })
+	}
+}
+
+func (c *Client) breakerChanged(e BreakerEvent) {
+	if hook := c.cfg.hooks.OnBreaker; hook != nil {
+		c.notify.tell(func() { hook(e) })
+	}
+}
+
+func (c *Client) policyChanged(e PolicyEvent) {
+	if hook := c.cfg.hooks.OnPolicy; hook != nil {
+		c.notify.tell(func() { hook(e) })
+	}
+}
+
+func (c *Client) switchChanged(s Switch, active bool) {
+	if hook := c.cfg.hooks.OnSwitch; hook != nil {
+		c.notify.tell(func() { hook(s, active) })
+	}
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+const (
+	pollFileEvery = time.Second
+	saveEvery     = time.Second
+)
+
+// keep does what must not hold up the watch: it writes the disk cache, looks after the
+// policy file and tells when switches end.
+func (c *Client) keep(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var saved time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wake:
+		case <-timer.C:
+		}
+		now := time.Now()
+		next := c.announce(now)
+		if c.file != nil && !c.fromPolicyd.Load() {
+			c.pollFile(now)
+			next = min(next, pollFileEvery)
+		}
+		if c.unsaved.Load() != nil {
+			if rest := saved.Add(saveEvery).Sub(now); rest > 0 {
+				next = min(next, rest)
+			} else {
+				c.flush()
+				saved = now
+			}
+		}
+		timer.Reset(next)
+	}
+}
+
+// save has the state that policyd and this client agree on written soon.
+func (c *Client) save(now time.Time) {
+	if len(c.cache.paths) == 0 {
+		return
+	}
+	state := c.held.save(now, c.heldWhole)
+	state.meta.AsOf, state.meta.From = now.Round(0), c.link.snapshot().Source
+	c.unsaved.Store(state)
+	c.stir()
+}
+
+// stir wakes the keeper.
+func (c *Client) stir() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// flush writes what has not been written yet.
+func (c *Client) flush() {
+	state := c.unsaved.Swap(nil)
+	if state == nil {
+		return
+	}
+	err := c.cache.save(state.cached())
+	if err != nil {
+		c.cacheFail.Do(func() {
+			c.cfg.logger.Warn("disk cache not written; later failures are not logged", "error", err)
+		})
+		return
+	}
+	c.cache.sweep(time.Now())
+}
+
+// loadCache puts in force what the disk cache holds and reports whether it did.
+func (c *Client) loadCache(now time.Time) bool {
+	content, err := c.cache.load()
+	if err != nil {
+		c.cfg.logger.Warn("disk cache ignored; the next good policy replaces it", "error", err)
+	}
+	if content == nil {
+		return false
+	}
+	var dropped int
+	if c.held, dropped = restore(*content, now); c.held.epoch == "" {
+		return false
+	}
+	c.heldWhole = content.meta.Whole && dropped == 0
+	if dropped > 0 {
+		c.cfg.logger.Warn("disk cache holds documents that this SDK cannot honour; they are left out", "documents", dropped)
+	}
+	c.startSource = sourceCache
+	c.use(contentOf(&c.held, now), sourceCache, now)
+	c.link.update(func(s *Status) { s.AsOf = content.meta.AsOf })
+	c.cfg.logger.Info("policies loaded from disk cache", "revision", c.held.revision, "age", age(now.Sub(content.meta.AsOf)))
+	return true
+}
+
+// clockSeen keeps the difference to policyd's clock that the disk cache holds right, however
+// this machine's clock is set meanwhile.
+func (c *Client) clockSeen(server *timestamppb.Timestamp, now time.Time) {
+	const tolerance = 2 * time.Second
+	if ahead, ok := clockAhead(server, now); ok && (ahead-c.held.ahead).Abs() > tolerance {
+		c.held.ahead = ahead
+		c.save(now)
+	}
+}
+
+// announce tells of the switches that came into force or ended since the last time, and
+// returns how long it is until the next one ends.
+func (c *Client) announce(now time.Time) time.Duration {
+	c.announceMu.Lock()
+	defer c.announceMu.Unlock()
+	on := map[string]Switch{}
+	next := time.Hour
+	switches := c.current.Load().switches
+	for i := range switches {
+		if left := switches[i].Ends.Sub(now); left > 0 {
+			next = min(next, left)
+		}
+	}
+	for _, sw := range activeSwitches(switches, c.cfg.instance, now) {
+		on[sw.ID] = sw
+		if old, told := c.announced[sw.ID]; !told || old != sw {
+			c.cfg.logger.Warn("kill switch on", "id", sw.ID, "action", sw.Action, "scope", sw.Scope,
+				"until", sw.ExpiresAt.UTC().Format(time.RFC3339), "incident", sw.Incident, "reason", sw.Reason)
+			c.switchChanged(sw, true)
+		}
+	}
+	for id, sw := range c.announced {
+		if _, still := on[id]; !still {
+			c.cfg.logger.Info("kill switch off", "id", id, "action", sw.Action, "scope", sw.Scope)
+			c.switchChanged(sw, false)
+		}
+	}
+	c.announced = on
+	return next
+}
+
+// breakerTurned tells of a change of a breaker's state; nil is none.
+func (c *Client) breakerTurned(e *endpoint, ch *engine.BreakerChange) {
+	if ch == nil {
+		return
+	}
+	event := BreakerEvent{Endpoint: e.name, From: ch.From.String(), To: ch.To.String(), Rule: ch.Rule.String()}
+	attrs := []any{"endpoint", e.name, "from", event.From}
+	if event.Rule != "" {
+		attrs = append(attrs, "rule", event.Rule)
+	}
+	if ch.Until != 0 && ch.Until != engine.Never {
+		event.Until = c.origin.Add(time.Duration(ch.Until))
+		attrs = append(attrs, "until", event.Until.UTC().Format(time.RFC3339))
+	}
+	if ch.By != nil {
+		attrs = append(attrs, "switch", ch.By.ID)
+	}
+	switch ch.To {
+	case engine.BreakerOpen:
+		c.cfg.logger.Warn("breaker open", attrs...)
+	case engine.BreakerHalfOpen:
+		c.cfg.logger.Info("breaker half-open", attrs...)
+	case engine.BreakerForcedOpen:
+		c.cfg.logger.Warn("breaker forced open", attrs...)
+	case engine.BreakerForcedClosed:
+		c.cfg.logger.Warn("breaker forced closed", attrs...)
+	default:
+		c.cfg.logger.Info("breaker closed", attrs...)
+	}
+	c.breakerChanged(event)
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/document"
+)
+
+const maxPolicyFile = 64 << 20
+
+// policyFile is a file of policies that may change at any time: written in place, renamed
+// over, or moved by a symbolic link, as a mounted ConfigMap is. Used by one goroutine.
+type policyFile struct {
+	path    string
+	info    fs.FileInfo // of the content last read; nil before
+	readAt  time.Time
+	sum     [sha256.Size]byte
+	failure string // last one that was logged
+}
+
+func (f *policyFile) source() string { return sourceFile + " " + filepath.Base(f.path) }
+
+// unchanged reports whether a look at the file's description is enough. A file that was
+// written within the clock's grain of the last reading is read again.
+func (f *policyFile) unchanged(info fs.FileInfo) bool {
+	const grain = 2 * time.Second
+	return f.info != nil && os.SameFile(f.info, info) && f.info.Size() == info.Size() &&
+		f.info.ModTime().Equal(info.ModTime()) && f.readAt.Sub(info.ModTime()) > grain
+}
+
+// read returns the file's content; changed is false, and the content nil, when it is what it
+// was at the last call that returned some.
+func (f *policyFile) read(now time.Time) (next *content, changed bool, err error) {
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return nil, false, err
+	}
+	if f.unchanged(info) {
+		return nil, false, nil
+	}
+	if !info.Mode().IsRegular() {
+		return nil, false, fmt.Errorf("%s: not a regular file", f.path)
+	}
+	file, err := os.Open(f.path)
+	if err != nil {
+		return nil, false, err
+	}
+	defer file.Close() //nolint:errcheck // read only
+	data, err := io.ReadAll(io.LimitReader(file, maxPolicyFile+1))
+	if err != nil {
+		return nil, false, err
+	}
+	if len(data) > maxPolicyFile {
+		return nil, false, fmt.Errorf("%s: larger than %d bytes", f.path, maxPolicyFile)
+	}
+	sum := sha256.Sum256(data)
+	same := f.info != nil && sum == f.sum
+	f.info, f.readAt, f.sum = info, now, sum
+	if same {
+		return nil, false, nil
+	}
+	if next, err = parsePolicyFile(data, now); err != nil {
+		return nil, true, fmt.Errorf("%s: %w", f.path, err)
+	}
+	return next, true, nil
+}
+
+func parsePolicyFile(data []byte, now time.Time) (*content, error) {
+	file, err := document.Parse(data, now)
+	if err != nil {
+		return nil, err
+	}
+	next := content{revision: file.Revision, documents: make(map[engine.Scope]*engine.Document, len(file.Documents))}
+	for i := range file.Documents {
+		d := &file.Documents[i]
+		if err := checkDocument(*d); err != nil {
+			return nil, fmt.Errorf("%s: %w", d.Scope, err)
+		}
+		next.documents[d.Scope] = d
+	}
+	for _, sw := range file.Switches {
+		sw.Ends = now.Add(sw.Ends.Sub(now)) // onto the monotonic clock
+		next.switches = append(next.switches, sw)
+	}
+	sortSwitches(next.switches)
+	return &next, nil
+}
+
+// pollFile takes up what changed in the policy file. A file that is away or cannot be read
+// leaves everything as it is; each reason is logged once.
+func (c *Client) pollFile(now time.Time) {
+	next, changed, err := c.file.read(now)
+	switch {
+	case err != nil:
+		if c.file.failure != err.Error() {
+			c.file.failure = err.Error()
+			c.cfg.logger.Warn("policy file not taken up; the last good content stays", "error", err)
+			c.link.update(func(s *Status) { s.LastErr = err })
+			if !errors.Is(err, fs.ErrNotExist) {
+				c.policyChanged(PolicyEvent{Revision: c.revision(), Err: err})
+			}
+		}
+	case changed && !c.fromPolicyd.Load():
+		c.file.failure = ""
+		c.use(*next, c.file.source(), now)
+		c.cfg.logger.Info("policy file taken up", "file", c.file.path, "revision", next.revision, "documents", len(next.documents))
+	case c.file.failure != "":
+		// The content that is in force is back.
+		c.file.failure = ""
+		c.link.update(func(s *Status) { s.LastErr = nil })
+	}
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// defaultMaxReplay is how much of a request body is kept in memory for a repeat.
+const defaultMaxReplay = 1 << 20
+
+// takeoverWait is how long a repeat waits for the reader of the attempt before it.
+const takeoverWait = 100 * time.Millisecond
+
+// errBodyTaken is what an attempt that is over reads from the body.
+var errBodyTaken = errors.New("policyd: request body belongs to a later attempt")
+
+// requestBody gives each attempt of a call the whole body, or none: never a part of it.
+// The caller's body is closed once, after its last use.
+type requestBody struct {
+	plain  io.ReadCloser                 // what the caller gave; nil for an empty body
+	again  func() (io.ReadCloser, error) // the request's GetBody
+	keep   *keptBody                     // without GetBody
+	passed bool                          // plain is in the hands of the base transport
+}
+
+// newRequestBody prepares req's body. Up to limit bytes are kept if there is no GetBody.
+func newRequestBody(req *http.Request, limit int64) requestBody {
+	switch {
+	case req.Body == nil || req.Body == http.NoBody:
+		return requestBody{}
+	case req.GetBody != nil:
+		return requestBody{plain: req.Body, again: req.GetBody}
+	}
+	if req.ContentLength > limit {
+		limit = 0
+	}
+	k := &keptBody{src: req.Body, limit: max(limit, 0), size: req.ContentLength, reading: make(chan struct{}, 1)}
+	return requestBody{plain: req.Body, keep: k}
+}
+
+// replayable reports whether another attempt could have the whole body.
+func (b *requestBody) replayable() bool { return b.keep == nil || b.keep.replayable() }
+
+// first returns the body of the first attempt.
+func (b *requestBody) first() io.ReadCloser {
+	if b.keep != nil {
+		r, _ := b.keep.next()
+		return r
+	}
+	b.passed = true
+	return b.plain
+}
+
+// next returns the body of a further attempt. It reports errBodyTaken or GetBody's error
+// when there is none.
+func (b *requestBody) next() (io.ReadCloser, error) {
+	switch {
+	case b.keep != nil:
+		r, ok := b.keep.next()
+		if !ok {
+			return nil, errBodyTaken
+		}
+		return r, nil
+	case b.again != nil:
+		return b.again()
+	}
+	return b.plain, nil
+}
+
+// done is called once, when no attempt follows: it lets the last reader close the
+// caller's body, and closes it if no attempt was made.
+func (b *requestBody) done() {
+	switch {
+	case b.keep != nil:
+		b.keep.finish()
+	case b.plain != nil && !b.passed:
+		_ = b.plain.Close()
+	}
+}
+
+// keptBody records what attempts read from a body that can be read only once, as far as
+// they read it, so that a streaming body still streams.
+type keptBody struct {
+	src     io.ReadCloser
+	size    int64         // Content-Length; ≤ 0 if unknown
+	limit   int64         // bytes to keep
+	reading chan struct{} // holds one item while src is read
+
+	mu      sync.Mutex
+	kept    []byte      // guarded by mu; what was read, unless lost
+	lost    bool        // guarded by mu; bytes were read that are not kept
+	end     error       // guarded by mu; how src ended
+	current *keptReader // guarded by mu
+	last    bool        // guarded by mu; no attempt follows
+	closed  bool        // guarded by mu; src is
+}
+
+func (k *keptBody) replayable() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !k.lost
+}
+
+// next takes the body over from the attempt before. It fails if that one is still waiting
+// for bytes, or if bytes are lost.
+func (k *keptBody) next() (io.ReadCloser, bool) {
+	select {
+	case k.reading <- struct{}{}:
+	default:
+		timer := time.NewTimer(takeoverWait)
+		defer timer.Stop()
+		select {
+		case k.reading <- struct{}{}:
+		case <-timer.C:
+			return nil, false
+		}
+	}
+	defer func() { <-k.reading }()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.lost {
+		return nil, false
+	}
+	k.current = &keptReader{body: k}
+	return k.current, true
+}
+
+func (k *keptBody) finish() {
+	k.mu.Lock()
+	k.last = true
+	closeNow := !k.closed && (k.current == nil || k.current.closed)
+	k.closed = k.closed || closeNow
+	k.mu.Unlock()
+	if closeNow {
+		_ = k.src.Close()
+	}
+}
+
+// keptReader is the body of one attempt.
+type keptReader struct {
+	body   *keptBody
+	off    int  // guarded by body.mu
+	closed bool // guarded by body.mu
+}
+
+func (r *keptReader) Read(p []byte) (int, error) {
+	k := r.body
+	k.reading <- struct{}{}
+	defer func() { <-k.reading }()
+	if n, done, err := r.recorded(p); done {
+		return n, err
+	}
+	n, err := k.src.Read(p)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	r.off += n
+	k.record(p[:n])
+	if err != nil {
+		k.end = err
+	}
+	return n, err
+}
+
+// recorded serves p from what is known already.
+func (r *keptReader) recorded(p []byte) (n int, done bool, err error) {
+	k := r.body
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case k.current != r:
+		return 0, true, errBodyTaken
+	case r.closed:
+		return 0, true, http.ErrBodyReadAfterClose
+	case !k.lost && r.off < len(k.kept):
+		n = copy(p, k.kept[r.off:])
+		r.off += n
+		return n, true, nil
+	case k.end != nil:
+		return 0, true, k.end
+	}
+	return 0, len(p) == 0, nil
+}
+
+// record keeps p, or gives up keeping.
+func (k *keptBody) record(p []byte) {
+	if k.lost || len(p) == 0 {
+		return
+	}
+	if int64(len(k.kept)+len(p)) > k.limit {
+		k.lost, k.kept = true, nil
+		return
+	}
+	if k.kept == nil {
+		k.kept = make([]byte, 0, max(int64(len(p)), min(k.size, k.limit)))
+	}
+	k.kept = append(k.kept, p...)
+}
+
+func (r *keptReader) Close() error {
+	k := r.body
+	k.mu.Lock()
+	r.closed = true
+	closeNow := k.last && k.current == r && !k.closed
+	k.closed = k.closed || closeNow
+	k.mu.Unlock()
+	if closeNow {
+		return k.src.Close()
+	}
+	return nil
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+// snapshot is what is in force at one moment. Immutable.
+type snapshot struct {
+	revision  int64
+	documents map[engine.Scope]*engine.Document
+	switches  []engine.Switch // active or fading, by id
+	matcher   *engine.Matcher
+	// replaced is closed when another snapshot is in force and every endpoint uses it.
+	replaced chan struct{}
+}
+
+func newSnapshot(namespace string) *snapshot {
+	return &snapshot{matcher: engine.NewMatcher(nil, namespace), replaced: make(chan struct{})}
+}
+
+// effective returns the merged policy at a scope, before kill switches.
+func (s *snapshot) effective(scope engine.Scope) engine.Effective {
+	var path []engine.Document
+	for _, at := range scope.Path() {
+		if d := s.documents[at]; d != nil {
+			path = append(path, *d)
+		}
+	}
+	return engine.Merge(scope, path)
+}
+
+// content is what a source of policies offers: policyd, the disk cache or a file.
+type content struct {
+	revision  int64
+	documents map[engine.Scope]*engine.Document
+	switches  []engine.Switch
+}
+
+// install puts content in force: the snapshot is swapped and every live endpoint whose
+// policies or switches changed is reloaded before it returns. It reports the names of the
+// endpoints whose effective policy is another one now, sorted.
+func (c *Client) install(next content, now time.Time) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old := c.current.Load()
+	scopes, matching := changedDocuments(old.documents, next.documents)
+	s := &snapshot{
+		revision: next.revision, documents: next.documents, switches: next.switches,
+		matcher: old.matcher, replaced: make(chan struct{}),
+	}
+	if matching {
+		s.matcher = engine.NewMatcher(list(next.documents), c.cfg.namespace)
+	}
+	switched := changedSwitches(old.switches, next.switches)
+	c.current.Store(s)
+
+	var changed []string
+	for _, e := range slices.Concat(c.named.all(), c.hosts.all()) {
+		if e.unmatched && matching && string(e.scope) != e.name {
+			if scope := s.matcher.HTTP("", e.name, noPath).Scope; scope != e.scope {
+				e.scope = scope
+				scopes[scope] = true
+			}
+		}
+		documents := covered(e.scope, scopes)
+		if !documents && !slices.ContainsFunc(switched, func(at engine.Scope) bool { return at.Contains(e.scope) }) {
+			continue
+		}
+		before := *e.Policy()
+		policy, overlay := c.compile(s, e.scope)
+		e.Reload(policy, overlay, c.cfg.mode.engine(), c.instant(now))
+		if *policy != before {
+			changed = append(changed, e.name)
+		}
+	}
+	close(old.replaced)
+	slices.Sort(changed)
+	return changed
+}
+
+// noPath is a path that no pattern matches, so that a matcher answers for the host alone.
+const noPath = "%"
+
+// compile returns the policy at a scope and what kill switches do there.
+func (c *Client) compile(s *snapshot, scope engine.Scope) (*engine.Policy, engine.Overlay) {
+	policy := engine.Compile(s.effective(scope))
+	return &policy, engine.Compose(s.switches, scope, policy.Criticality, c.cfg.instance)
+}
+
+// covered reports whether a scope on the way to at is among scopes.
+func covered(at engine.Scope, scopes map[engine.Scope]bool) bool {
+	for ; at != ""; at = at.Parent() {
+		if scopes[at] {
+			return true
+		}
+	}
+	return false
+}
+
+// changedDocuments returns the scopes whose document differs, and whether one of them has to
+// do with matching.
+func changedDocuments(old, next map[engine.Scope]*engine.Document) (scopes map[engine.Scope]bool, matching bool) {
+	scopes = map[engine.Scope]bool{}
+	note := func(scope engine.Scope, docs ...*engine.Document) {
+		scopes[scope] = true
+		for _, d := range docs {
+			matching = matching || d != nil && matches(d)
+		}
+	}
+	for scope, d := range next {
+		if before := old[scope]; before != d {
+			note(scope, before, d)
+		}
+	}
+	for scope, d := range old {
+		if next[scope] == nil {
+			note(scope, d)
+		}
+	}
+	return scopes, matching
+}
+
+func matches(d *engine.Document) bool {
+	for _, f := range [...]engine.Field{engine.MatchHTTPMethod, engine.MatchHTTPHost, engine.MatchHTTPPath, engine.MatchGRPCMethod} {
+		if _, ok := d.Settings[f]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// changedSwitches returns the scopes under which switches came, went or moved. Both lists
+// are sorted by id.
+func changedSwitches(old, next []engine.Switch) []engine.Scope {
+	var scopes []engine.Scope
+	for len(old) > 0 || len(next) > 0 {
+		switch {
+		case len(next) == 0 || len(old) > 0 && old[0].ID < next[0].ID:
+			scopes = append(scopes, old[0].Scope)
+			old = old[1:]
+		case len(old) == 0 || next[0].ID < old[0].ID:
+			scopes = append(scopes, next[0].Scope)
+			next = next[1:]
+		default:
+			if a, b := old[0], next[0]; a.Revision != b.Revision || !a.Ends.Equal(b.Ends) {
+				scopes = append(scopes, a.Scope, b.Scope)
+			}
+			old, next = old[1:], next[1:]
+		}
+	}
+	return scopes
+}
+
+func list(documents map[engine.Scope]*engine.Document) []engine.Document {
+	all := make([]engine.Document, 0, len(documents))
+	for _, d := range documents {
+		all = append(all, *d)
+	}
+	return all
+}
+
+// scopeOf returns whose policy calls of a named endpoint obey: the scope of that name, else
+// the widest that is this instance's own.
+func (c *Client) scopeOf(name string) engine.Scope {
+	if scope, err := engine.ParseScope(name); err == nil {
+		return scope
+	}
+	if c.cfg.namespace != "" {
+		return engine.Scope(c.cfg.namespace)
+	}
+	return engine.Global
+}
+
+// addEndpoint creates the state of a target of calls, unless somebody else just did.
+func (c *Client) addEndpoint(t *table, name string, scope engine.Scope) *endpoint {
+	c.start()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := t.find(name); e != nil {
+		return e
+	}
+	now := c.instant(time.Now())
+	policy, overlay := c.compile(c.current.Load(), scope)
+	state := engine.NewEndpoint(engine.Config{
+		Origin: c.origin, Random: rand.Uint64, Mode: c.cfg.mode.engine(),
+	}, policy, overlay, now)
+	e := &endpoint{Endpoint: state, name: name, unmatched: t == c.hosts, scope: scope}
+	for _, dropped := range t.add(e) {
+		c.leftover.add(dropped.unreported(now))
+	}
+	return e
+}

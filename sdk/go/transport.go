@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+// Transport wraps base (nil means http.DefaultTransport) with the policies of [Default],
+// or of the client that [Using] put into a request's context.
+//
+// The contract of http.RoundTripper is kept to the letter: the request is left as it is, a
+// response of any status is returned with its body unread and a nil error, and an *Error
+// only when no response was obtained. CloseIdleConnections reaches base.
+//
+// The timeouts of a policy bound the time until a response's headers are there. Its body
+// may take as long as the request's context allows: it can be a stream. The body has to be
+// closed, as ever.
+func Transport(base http.RoundTripper, opts ...TransportOption) http.RoundTripper {
+	return newTransport(nil, base, opts)
+}
+
+// Transport is the function [Transport] with the policies of c.
+func (c *Client) Transport(base http.RoundTripper, opts ...TransportOption) http.RoundTripper {
+	return newTransport(c, base, opts)
+}
+
+type transport struct {
+	client *Client // nil: Default
+	base   http.RoundTripper
+	cfg    transportConfig
+	routes routeTable
+}
+
+func newTransport(c *Client, base http.RoundTripper, opts []TransportOption) *transport {
+	if base == nil {
+		base = http.DefaultTransport
+	}
+	t := &transport{client: c, base: base, cfg: transportConfig{maxReplay: defaultMaxReplay}}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(&t.cfg)
+		}
+	}
+	return t
+}
+
+// CloseIdleConnections closes what base keeps for later, if it can.
+func (t *transport) CloseIdleConnections() {
+	if base, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		base.CloseIdleConnections()
+	}
+}
+
+// exchange is one call over HTTP.
+type exchange struct {
+	call
+	base   http.RoundTripper
+	req    *http.Request // the caller's
+	body   requestBody
+	coming io.ReadCloser // body of the next attempt
+	header headerKey
+}
+
+// RoundTrip makes a call under the policy of its endpoint.
+func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	ctx := req.Context()
+	m := markOf(ctx)
+	cfg := m.options()
+	c := t.client
+	if c == nil {
+		if c = Default(); cfg != nil && cfg.client != nil {
+			c = cfg.client
+		}
+	}
+	if req.URL == nil {
+		return t.base.RoundTrip(req) // which knows what to say
+	}
+	ep := t.endpoint(c, req)
+	if outer := m.running(); outer != nil && outer.ep == ep {
+		return t.base.RoundTrip(outer.withKey(req)) // an attempt of a call that is counted already
+	}
+	x := &exchange{base: t.base, req: req}
+	x.init(c, ep, m, cfg)
+	if err := x.start(ctx, cfg, t.cfg.maxReplay); err != nil {
+		return nil, err
+	}
+	return x.run(ctx)
+}
+
+// start asks for the first attempt. When it is refused, the body is closed.
+func (x *exchange) start(ctx context.Context, cfg *callConfig, maxReplay int64) error {
+	p := x.ep.Policy()
+	o := engine.CallOptions{Idempotent: p.Idempotency.Repeats(x.req.Method)}
+	option := ""
+	if cfg != nil {
+		option = cfg.key
+		if cfg.repeat != repeatByRule {
+			o.Idempotent = cfg.repeat == repeatYes
+		}
+	}
+	if option != "" || p.Idempotency.Key.Enabled {
+		x.header = keyOf(x.req, option, o.Idempotent, &p.Idempotency.Key)
+		x.key = x.header.key
+		o.Keyed = x.key != ""
+	}
+	if x.req.Body != nil {
+		x.openBody(o, maxReplay)
+	}
+	if err := x.begin(ctx, o); err != nil {
+		x.body.done()
+		return err
+	}
+	return nil
+}
+
+// openBody prepares the body. It is kept only if the call may be repeated; whatever was
+// not touched can be sent in any case.
+func (x *exchange) openBody(o engine.CallOptions, maxReplay int64) {
+	if x.passive || x.quiet {
+		x.body.plain = x.req.Body
+		return
+	}
+	if !o.Idempotent && !o.Keyed {
+		maxReplay = 0
+	}
+	x.body = newRequestBody(x.req, maxReplay)
+}
+
+// run makes attempts until one is final. A panic, of base or of the request's body, is
+// passed on once the attempt is settled.
+func (x *exchange) run(ctx context.Context) (*http.Response, error) {
+	defer x.guard()
+	body := x.body.first()
+	for attempt := &x.mark; ; attempt = x.next(ctx) {
+		s := x.send(ctx, attempt, body)
+		again, err := x.after(ctx, x.req.Cancel, &s, x.judge(&s), x.prepare) //nolint:staticcheck // callers may still set Cancel
+		if !again {
+			x.done()
+			if err != nil {
+				return nil, err
+			}
+			return s.resp, nil
+		}
+		body, x.coming = x.coming, nil
+	}
+}
+
+// prepare gets the body for the next attempt.
+func (x *exchange) prepare() (err error) {
+	x.coming, err = x.body.next()
+	return err
+}
+
+func (x *exchange) done() {
+	if x.coming != nil { // for an attempt that was not made after all
+		_ = x.coming.Close()
+	}
+	x.body.done()
+}
+
+func (x *exchange) guard() {
+	if !x.ended.Load() {
+		x.panicked()
+		x.done()
+	}
+}
+
+// send makes one attempt.
+func (x *exchange) send(ctx context.Context, attempt *mark, body io.ReadCloser) (s sent) {
+	x.arm(ctx, attempt, &s)
+	s.req = x.request(attempt, body)
+	s.resp, s.err = x.base.RoundTrip(s.req)
+	switch {
+	case s.err == nil && s.resp == nil:
+		s.err = errNoResponse
+	case s.err != nil && s.resp != nil: // against the contract, but bodies must not leak
+		if s.resp.Body != nil {
+			_ = s.resp.Body.Close()
+		}
+		s.resp = nil
+	}
+	x.disarm(ctx, attempt, &s)
+	return s
+}
+
+var errNoResponse = errors.New("policyd: the transport returned neither a response nor an error")
+
+// request is the caller's request in the context of an attempt, with the key.
+func (x *exchange) request(attempt *mark, body io.ReadCloser) *http.Request {
+	req := x.req.WithContext(attempt)
+	if body != nil {
+		req.Body = body
+	}
+	if x.header.name != "" && !x.passive {
+		setHeader(req, x.header)
+	}
+	return req
+}
+
+// setHeader changes a copy of the headers: the caller's are its own.
+func setHeader(req *http.Request, h headerKey) {
+	if req.Header = req.Header.Clone(); req.Header == nil {
+		req.Header = http.Header{}
+	}
+	req.Header.Set(h.name, h.value)
+}
+
+// withKey returns a request that bears the key of the call around it.
+func (k *call) withKey(req *http.Request) *http.Request {
+	if k.key == "" || k.passive {
+		return req
+	}
+	h := keyOf(req, k.key, false, &k.ep.Policy().Idempotency.Key)
+	if h.name == "" {
+		return req
+	}
+	req = req.WithContext(req.Context())
+	setHeader(req, h)
+	return req
+}
+
+// judge says how an attempt ended, in the words of the engine.
+func (x *exchange) judge(s *sent) engine.Outcome {
+	var o engine.Outcome
+	switch {
+	case s.err == nil:
+		if o = judgeResponse(s.resp); o.Kind == engine.OutcomeOK {
+			return o
+		}
+	case s.cut != nil:
+		o.Kind = engine.OutcomeRetryable
+	default:
+		kind, notSent := network(s.err)
+		if kind == 0 && errors.Is(s.err, io.EOF) {
+			kind = engine.NetworkReset
+		}
+		if o.Kind = engine.OutcomeError; kind != 0 {
+			o.Kind, o.Network, o.NotSent = engine.OutcomeNetwork, kind, notSent
+		}
+	}
+	o.BodyLost = !x.body.replayable()
+	return o
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+)
+
+const (
+	// silence is how long policyd may say nothing: 2.5 heartbeats of 15 s.
+	silence = 37500 * time.Millisecond
+	// longestWindow bounds the wait that a GoAway asks for.
+	longestWindow = 10 * time.Minute
+	// farewell bounds the wait for policyd to take the last report.
+	farewell = 500 * time.Millisecond
+	// maxPieces bounds the encoded size of one update, all pieces together.
+	maxPieces = 256 << 20
+	// maxRejections bounds what one Ack names.
+	maxRejections = 100
+)
+
+// Why a stream ends from this side.
+var (
+	errSilent   = errors.New("no heartbeat within 37.5s")
+	errGoAway   = errors.New("policyd asked to reconnect")
+	errGoodbye  = errors.New("client is closing")
+	errTwice    = errors.New("snapshot does not fit its own hash")
+	errPieces   = errors.New("pieces of different updates")
+	errOversize = fmt.Errorf("update of more than %d bytes", maxPieces)
+)
+
+// watch keeps one stream to policyd open, never two, until ctx ends.
+func (c *Client) watch(ctx context.Context) {
+	var wait reconnect
+	for next := int(c.random() * float64(len(c.cfg.addrs))); ; next++ {
+		addr := c.cfg.addrs[next%len(c.cfg.addrs)]
+		end := c.stream(ctx, addr)
+		if ctx.Err() != nil {
+			return
+		}
+		c.link.lost(addr, end.err, refused(end.err))
+		// After a GoAway the next stream comes at its own time, even if the old one ended early.
+		left := max(0, time.Until(end.comeBack))
+		if !sleep(ctx, left+wait.after(end, c.random)) {
+			return
+		}
+	}
+}
+
+func refused(err error) bool {
+	code := status.Code(err)
+	return code == codes.Unauthenticated || code == codes.PermissionDenied
+}
+
+// session is one stream. Receiving is left to one goroutine; sending is shared.
+type session struct {
+	c      *Client
+	addr   string
+	cancel context.CancelCauseFunc
+
+	// guarded by mu
+	mu      sync.Mutex
+	stream  policydv1.WatchService_WatchClient
+	serving bool // the first update is in force
+
+	// used by the receiving goroutine
+	pieces   *policydv1.Update
+	size     int
+	upSince  time.Time // of the first update; zero before
+	asked    string    // update after which a snapshot was asked for
+	comeBack time.Time // when a GoAway wants the next stream; zero without one
+}
+
+// stream opens a stream, serves it to its end and says how it ended. When ctx ends the
+// stream takes leave first.
+func (c *Client) stream(ctx context.Context, addr string) ended {
+	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	s := &session{c: c, addr: addr, cancel: cancel}
+	left := make(chan struct{})
+	stay := context.AfterFunc(ctx, func() {
+		defer close(left)
+		c.survives("goodbye", s.goodbye)
+	})
+	defer func() {
+		if !stay() {
+			<-left
+		}
+	}()
+
+	err := s.serve(own)
+	if cause := context.Cause(own); cause != nil && status.Code(err) == codes.Canceled {
+		err = cause
+	}
+	if err == io.EOF { //nolint:errorlint // gRPC returns it bare
+		err = errors.New("policyd ended the stream")
+	}
+	end := ended{err: err, comeBack: s.comeBack}
+	if !s.upSince.IsZero() {
+		end.up = time.Since(s.upSince)
+	}
+	return end
+}
+
+func (s *session) serve(ctx context.Context) error {
+	// A peer that is gone without a word must not be waited for, neither in Recv nor in Send.
+	dog := time.AfterFunc(silence, func() { s.cancel(errSilent) })
+	defer dog.Stop()
+	conn, err := s.c.dial(s.addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // nothing is left to lose
+	if ctx, err = s.c.authorized(ctx); err != nil {
+		return err
+	}
+	stream, err := policydv1.NewWatchServiceClient(conn).Watch(ctx)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.stream = stream
+	s.mu.Unlock()
+	var reports sync.WaitGroup
+	defer reports.Wait()
+	defer s.cancel(nil)
+	reports.Go(func() { s.c.survives("reports", func() { s.report(ctx) }) })
+	if err := s.send(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Hello{Hello: s.c.hello()}}); err != nil {
+		return s.failure(err)
+	}
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			if status.Code(err) == codes.Internal { // it may be that the update could not be read
+				s.c.heldWhole = false
+			}
+			return err
+		}
+		dog.Reset(silence)
+		if err := s.receive(m); err != nil {
+			return err
+		}
+	}
+}
+
+// goodbye sends what was not reported yet and ends the stream.
+func (s *session) goodbye() {
+	dog := time.AfterFunc(farewell, func() { s.cancel(errGoodbye) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.serving || s.stream.Send(s.c.nextReport(time.Now())) != nil || s.stream.CloseSend() != nil {
+		dog.Stop()
+		s.cancel(errGoodbye)
+	}
+}
+
+// failure returns the status behind the io.EOF of a Send.
+func (s *session) failure(err error) error {
+	if err == io.EOF { //nolint:errorlint // gRPC returns it bare
+		_, err = s.stream.Recv()
+	}
+	return err
+}
+
+func (s *session) send(m *policydv1.WatchRequest) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stream.Send(m)
+}
+
+// hello introduces this instance with the state that it holds.
+func (c *Client) hello() *policydv1.Hello {
+	h := &policydv1.Hello{
+		Instance: c.cfg.instance, Namespace: c.cfg.namespace, Service: c.cfg.service,
+		SdkLanguage: "go", SdkVersion: Version, Mode: c.cfg.mode.proto(),
+		Targets: scopeNames(c.cfg.targets), Source: c.startSource,
+	}
+	if c.heldWhole {
+		h.Resume = c.held.resume()
+	}
+	return h
+}
+
+func (m Mode) proto() policydv1.Mode {
+	switch m {
+	case Observe:
+		return policydv1.Mode_MODE_OBSERVE
+	case Off:
+		return policydv1.Mode_MODE_OFF
+	default:
+		return policydv1.Mode_MODE_ENFORCE
+	}
+}
+
+func (s *session) receive(m *policydv1.WatchResponse) error {
+	now := time.Now()
+	switch kind := m.GetKind().(type) {
+	case *policydv1.WatchResponse_Update:
+		return s.update(kind.Update, now)
+	case *policydv1.WatchResponse_Heartbeat:
+		if !s.upSince.IsZero() && kind.Heartbeat.GetRevision() >= s.c.held.revision {
+			s.c.link.confirmed(now)
+			s.c.clockSeen(kind.Heartbeat.GetServerTime(), now)
+		}
+	case *policydv1.WatchResponse_GoAway:
+		if s.comeBack.IsZero() {
+			window := min(max(kind.GoAway.GetReconnectWithin().AsDuration(), 0), longestWindow)
+			wait := s.c.random.share(window)
+			s.comeBack = now.Add(wait)
+			time.AfterFunc(wait, func() { s.cancel(errGoAway) })
+		}
+	}
+	return nil
+}
+
+// update gathers the pieces of an update and applies it once it is whole.
+func (s *session) update(u *policydv1.Update, now time.Time) error {
+	s.size += proto.Size(u)
+	if s.size > maxPieces {
+		return errOversize
+	}
+	if s.pieces == nil {
+		s.pieces = u
+	} else if s.pieces.GetEpoch() != u.GetEpoch() || s.pieces.GetRevision() != u.GetRevision() {
+		return errPieces
+	} else {
+		entries := append(s.pieces.GetEntries(), u.GetEntries()...)
+		s.pieces, u.Snapshot = u, s.pieces.GetSnapshot()
+		u.Entries = entries
+	}
+	if len(s.pieces.GetEntries()) > 2*maxEntries {
+		return errTooLarge
+	}
+	if u.GetMore() {
+		return nil
+	}
+	whole := s.pieces
+	s.pieces, s.size = nil, 0
+	return s.apply(whole, now)
+}
+
+func (s *session) apply(u *policydv1.Update, now time.Time) error {
+	c := s.c
+	before, whole := c.held.epoch, c.heldWhole
+	c.heldWhole = false // unless the update is taken, or changes nothing
+	ch, err := c.held.apply(u, now)
+	switch {
+	case err == nil:
+		c.heldWhole = true
+	case errors.Is(err, errOlder):
+		c.heldWhole = whole
+		c.cfg.logger.Warn("policyd sent an older revision; it is ignored", "addr", s.addr, "revision", u.GetRevision(), "held", c.held.revision)
+		return s.ack(false)
+	case errors.Is(err, errHash), errors.Is(err, errNoEpoch):
+		return s.askSnapshot(u, err)
+	default:
+		return err
+	}
+	if ch.newEpoch {
+		c.cfg.logger.Warn("policyd has other data than before, as after a restore; everything was taken anew",
+			"addr", s.addr, "epoch", printable(u.GetEpoch()), "before", printable(before), "revision", u.GetRevision())
+	}
+	if s.upSince.IsZero() {
+		s.upSince = now
+		s.mu.Lock()
+		s.serving = true
+		s.mu.Unlock()
+	}
+	c.inForce(ch, s.addr, now)
+	return s.ack(false)
+}
+
+// askSnapshot asks for the whole state, once per update: what does not fit then ends the
+// stream, so that the next try comes after a wait and perhaps from another policyd.
+func (s *session) askSnapshot(u *policydv1.Update, why error) error {
+	this := fmt.Sprintf("%s %d", u.GetEpoch(), u.GetRevision())
+	if u.GetSnapshot() || s.asked == this {
+		return fmt.Errorf("%w: %w", errTwice, why)
+	}
+	s.asked = this
+	s.c.cfg.logger.Info("state differs from policyd's; asking for all of it", "addr", s.addr, "revision", u.GetRevision())
+	return s.ack(true)
+}
+
+// ack confirms what is in force, except for what was rejected.
+func (s *session) ack(wantSnapshot bool) error {
+	ack := &policydv1.Ack{Epoch: s.c.held.epoch, Revision: s.c.held.revision, WantSnapshot: wantSnapshot}
+	rejected := s.c.held.rejections()
+	for _, r := range rejected[:min(len(rejected), maxRejections)] {
+		ack.Rejected = append(ack.Rejected, &policydv1.Rejection{
+			Scope: r.Scope, Revision: r.Revision, Field: r.Field, Reason: r.Reason,
+		})
+	}
+	if err := s.send(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Ack{Ack: ack}}); err != nil {
+		return s.failure(err)
+	}
+	return nil
+}
+
+// inForce puts what is held into force and tells of it.
+func (c *Client) inForce(ch change, addr string, now time.Time) {
+	changed := c.install(contentOf(&c.held, now), now)
+	c.link.inForce(&c.held, addr, now)
+	c.fromPolicyd.Store(true)
+	c.setReady()
+	c.announce(now)
+	event := PolicyEvent{Revision: c.held.revision, Changed: changed}
+	for i := range ch.rejected {
+		r := &ch.rejected[i]
+		c.cfg.logger.Warn("policy rejected; the previous one stays", "rev", r.Revision, "scope", r.Scope,
+			"field", r.Field, "reason", r.Reason, "sdk", Version)
+		event.Err = errors.Join(event.Err, r)
+	}
+	c.policyChanged(event)
+	c.save(now)
+}
