@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package daemon builds policyd from its settings, starts it, and stops it in reverse. All
+// wiring stands here.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/policyd/policyd/internal/admin"
+	"github.com/policyd/policyd/internal/config"
+	"github.com/policyd/policyd/internal/fleet"
+	"github.com/policyd/policyd/internal/policy"
+	"github.com/policyd/policyd/internal/push"
+	"github.com/policyd/policyd/internal/rest"
+	"github.com/policyd/policyd/internal/rpc"
+	"github.com/policyd/policyd/internal/store"
+	"github.com/policyd/policyd/internal/telemetry"
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+)
+
+// stopWithin bounds a graceful stop: streams are told to go, requests finish, the store closes.
+const stopWithin = 8 * time.Second
+
+// Addrs are the addresses that policyd serves on, with the ports it got.
+type Addrs struct{ GRPC, HTTP string }
+
+// Version returns the version the program was built as.
+func Version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
+}
+
+// Run serves until ctx ends, then stops gracefully. ready, if not nil, is called once policyd
+// has read the store and accepts connections.
+func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func(Addrs)) (err error) {
+	var stop stack
+	// What stops policyd must not be cut short by the end of ctx.
+	defer func() { err = errors.Join(err, stop.run(context.WithoutCancel(ctx), logger)) }()
+
+	// Listen first: an address in use must not cost a start of etcd.
+	grpcListener, err := listen(ctx, cfg.Listen.GRPC)
+	if err != nil {
+		return err
+	}
+	stop.push("grpc listener", closer(grpcListener.Close))
+	httpListener, err := listen(ctx, cfg.Listen.HTTP)
+	if err != nil {
+		return err
+	}
+	stop.push("http listener", closer(httpListener.Close))
+
+	etcd, err := openEtcd(ctx, cfg, logger)
+	if err != nil {
+		return err
+	}
+	stop.push("etcd", closer(etcd.close))
+
+	st, err := store.New(store.Config{Client: etcd.client, Logger: logger, OutboxEntries: cfg.Etcd.OutboxMax})
+	if err != nil {
+		return fmt.Errorf("store: %w", err)
+	}
+	registry := fleet.New()
+	hub, err := push.New(push.Config{
+		Fleet: registry, Logger: logger,
+		Limits: push.Limits{Streams: cfg.Push.MaxStreams, AcceptRate: cfg.Push.AcceptPerSecond},
+	})
+	if err != nil {
+		return err
+	}
+	backlog := &backlog{store: st}
+	service := admin.New(admin.Config{Store: st, Fleet: registry, Logger: logger, Version: Version(), Backlog: backlog.load})
+
+	// group ends with ctx or with the first part that fails; parts live until the stop.
+	parts, endParts := context.WithCancel(context.WithoutCancel(ctx))
+	group, groupCtx := errgroup.WithContext(parts)
+	stop.push("parts", func(context.Context) error { endParts(); return ignoreCanceled(group.Wait()) })
+	run := func(name string, f func(context.Context) error) {
+		group.Go(func() error {
+			if err := f(groupCtx); err != nil && groupCtx.Err() == nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			return nil
+		})
+	}
+	run("store", func(ctx context.Context) error { return st.Run(ctx, hub.Publish) })
+	run("push", hub.Run)
+	run("sweeper", service.RunSweeper)
+	run("store sweep", func(ctx context.Context) error { return sweep(ctx, st, backlog, logger) })
+	if etcd.failed != nil {
+		run("embedded etcd", func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+				return nil
+			case err := <-etcd.failed:
+				return err
+			}
+		})
+	}
+
+	select {
+	case <-st.Loaded():
+	case <-ctx.Done():
+		return nil
+	case <-groupCtx.Done():
+		return group.Wait()
+	}
+
+	adminServer := rpc.New(service)
+	grpcServer := newGRPCServer(hub, adminServer, logger)
+	run("grpc", func(context.Context) error { return grpcServer.Serve(grpcListener) })
+	stop.push("grpc", func(ctx context.Context) error {
+		return stopGRPC(ctx, grpcServer, hub, adminServer, cfg.Push.ReconnectWindow)
+	})
+
+	httpServer := rest.Server(rest.New(rest.Config{
+		Ready:   func() error { return readiness(st.View()) },
+		Metrics: telemetry.Handler(func() []telemetry.Sample { return samples(st, hub, registry, service, backlog) }),
+		Logger:  logger,
+	}), logger)
+	run("http", func(context.Context) error {
+		if err := httpServer.Serve(httpListener); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	stop.push("http", httpServer.Shutdown)
+
+	addrs := Addrs{GRPC: grpcListener.Addr().String(), HTTP: httpListener.Addr().String()}
+	view := st.View()
+	logger.InfoContext(ctx, "policyd is ready", "version", Version(), "grpc", addrs.GRPC, "http", addrs.HTTP,
+		"epoch", view.Epoch, "revision", view.Revision, "policies", len(view.Policies))
+	if ready != nil {
+		ready(addrs)
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-groupCtx.Done():
+		return group.Wait()
+	}
+}
+
+func newGRPCServer(hub *push.Hub, adminServer *rpc.Server, logger *slog.Logger) *grpc.Server {
+	options := append(rpc.Options(logger), push.ServerOptions()...)
+	server := grpc.NewServer(options...)
+	hub.Register(server)
+	policydv1.RegisterAdminServiceServer(server, adminServer)
+	healthServer := health.NewServer()
+	healthv1.RegisterHealthServer(server, healthServer)
+	reflection.Register(server)
+	return server
+}
+
+// stopGRPC sends the streams elsewhere, lets requests finish, and cuts what is left.
+func stopGRPC(ctx context.Context, server *grpc.Server, hub *push.Hub, adminServer *rpc.Server, window time.Duration) error {
+	// Streams get half of the time; who has not left by then is cut and comes back by itself.
+	drain, cancel := context.WithTimeout(ctx, stopWithin/2)
+	hub.Drain(drain, window)
+	cancel()
+	adminServer.Drain()
+	done := make(chan struct{})
+	go func() { server.GracefulStop(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		server.Stop()
+		<-done
+	}
+	return nil
+}
+
+func listen(ctx context.Context, addr string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w (is another policyd running?)", addr, err)
+	}
+	return l, nil
+}
+
+func readiness(view *policy.View) error {
+	if view.Stale {
+		return fmt.Errorf("the view of the store is stale since %s; it is still served", view.AsOf.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// sweep does the store's house-keeping: old tombstones, ended switches, the outbox's bound.
+func sweep(ctx context.Context, st *store.Store, backlog *backlog, logger *slog.Logger) error {
+	ticker := time.NewTicker(time.Minute)
+	defer ticker.Stop()
+	for {
+		if err := st.Sweep(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			logger.WarnContext(ctx, "house-keeping failed, tried again in a minute", "error", err)
+		}
+		backlog.refresh(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
