@@ -15,8 +15,8 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 .PHONY: build
-build: ## build policyd and policyctl into bin/
-	$(GO) build -o bin/ ./cmd/policyd ./cmd/policyctl
+build: ## build the programs into bin/
+	mkdir -p bin && $(GO) build -o bin/ ./cmd/...
 
 .PHONY: run
 run: build ## start policyd with embedded etcd and a demo fleet; Ctrl-C stops both
