@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/policyd/policyd/internal/fault"
@@ -45,6 +46,7 @@ func Validate(p *Policy) []fault.Violation {
 // are new or differ from before: their own rules, those against wider documents, those that
 // narrower ones would break because of them, matching conflicts, and the number of policies
 // of a namespace. A ceiling that narrower documents pass is no violation: it clips them.
+// Nor is a deletion: what narrower documents then inherit may pull their values.
 func ValidateSet(set Set, changed []engine.Scope) []fault.Violation {
 	var found []fault.Violation
 	for _, at := range changed {
@@ -146,7 +148,7 @@ type checker struct {
 func (c *checker) add(path, value, rule, fix string) {
 	const most = 120
 	if len(value) > most {
-		value = value[:most] + "…"
+		value = strings.ToValidUTF8(value[:most], "") + "…"
 	}
 	c.found = append(c.found, fault.Violation{Scope: c.scope, Path: path, Value: value, Rule: rule, Fix: fix})
 }

@@ -123,9 +123,10 @@ func (s Scope) Overlaps(other Scope) bool {
 	return s.Contains(other) || other.Contains(s)
 }
 
+// clip bounds what a message repeats of its input, and keeps it UTF-8.
 func clip(s string) string {
 	if len(s) > 80 {
-		return s[:80] + "…"
+		return strings.ToValidUTF8(s[:80], "") + "…"
 	}
-	return s
+	return strings.ToValidUTF8(s, "�")
 }
