@@ -73,10 +73,6 @@ fix-mod: ## tidy the module files
 fuzz: ## run every fuzzer for FUZZTIME (default 20s)
 	@for m in $(MODULES); do (cd tools && $(GO) run ./fuzzall -time $(or $(FUZZTIME),20s) ../$$m); done
 
-.PHONY: bench
-bench: ## hot path and fan-out against peers, as ratios
-	cd bench && $(GO) run ./hotpath && $(GO) run ./fanout -n 1000
-
 .PHONY: clean
 clean: ## remove what was built and the data of make run
 	rm -rf bin $(DEV)
