@@ -3,16 +3,21 @@
 package policyd
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"net/url"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
 // environment looks a variable up, as os.LookupEnv does.
@@ -124,3 +129,31 @@ func (p processLog) Handle(ctx context.Context, r slog.Record) error {
 func (p processLog) WithAttrs(attrs []slog.Attr) slog.Handler { return p.handler().WithAttrs(attrs) }
 
 func (p processLog) WithGroup(name string) slog.Handler { return p.handler().WithGroup(name) }
+
+// cacheFile names the file after the instance's place and targets, so that clients which see
+// different documents do not share one.
+func cacheFile(c *config) state.File {
+	var dirs []string
+	switch {
+	case c.cacheDir == nil:
+		if dir, err := os.UserCacheDir(); err == nil {
+			dirs = append(dirs, filepath.Join(dir, "policyd"))
+		}
+		dirs = append(dirs, filepath.Join(os.TempDir(), "policyd-"+strconv.Itoa(os.Getuid())))
+	case *c.cacheDir != "":
+		dirs = append(dirs, *c.cacheDir)
+	}
+	h := sha256.New()
+	for _, s := range append([]string{c.namespace, c.service}, scopeNames(c.targets)...) {
+		fmt.Fprintf(h, "%d:%s", len(s), s)
+	}
+	name := cmp.Or(c.namespace, string(engine.Global))
+	if c.service != "" {
+		name += "-" + c.service
+	}
+	name = fmt.Sprintf("%s-%x.cache", name, h.Sum(nil)[:6])
+	for i, dir := range dirs {
+		dirs[i] = filepath.Join(dir, name)
+	}
+	return state.File{Paths: dirs}
+}

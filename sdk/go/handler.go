@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
 // Handler serves a page for people, or JSON with Accept: application/json or ?format=json,
@@ -150,7 +151,7 @@ func (c *Client) page(endpoint string, now time.Time) page {
 		p.Status.AsOf, p.Status.Age = &s.AsOf, age(now.Sub(s.AsOf))
 	}
 	if s.LastErr != nil {
-		p.Status.LastErr = printable(s.LastErr)
+		p.Status.LastErr = state.Printable(s.LastErr)
 	}
 	for _, sw := range s.Switches {
 		p.Status.Switches = append(p.Status.Switches, pageSwitch(sw))

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
 // Hooks are told of decisions and state changes; nil ones are skipped. OnRetry and OnGiveUp
@@ -101,7 +103,7 @@ func (n *notifier) run() {
 func (n *notifier) guard(hook func()) {
 	defer func() {
 		if p := recover(); p != nil {
-			n.panicked.Do(func() { n.log.Error("hook panicked; later panics are not logged", "panic", printable(p)) })
+			n.panicked.Do(func() { n.log.Error("hook panicked; later panics are not logged", "panic", state.Printable(p)) })
 		}
 	}()
 	hook()

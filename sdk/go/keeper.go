@@ -4,9 +4,8 @@ package policyd
 
 import (
 	"context"
+	"sync"
 	"time"
-
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/policyd/policyd/sdk/go/engine"
 )
@@ -26,16 +25,16 @@ func (c *Client) keep(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.wake:
+		case <-c.disk.wake:
 		case <-timer.C:
 		}
 		now := time.Now()
 		next := c.announce(now)
-		if c.file != nil && !c.fromPolicyd.Load() {
+		if c.file != nil && !c.remote.inUse.Load() {
 			c.pollFile(now)
 			next = min(next, pollFileEvery)
 		}
-		if c.unsaved.Load() != nil {
+		if c.disk.unsaved.Load() != nil {
 			if rest := saved.Add(saveEvery).Sub(now); rest > 0 {
 				next = min(next, rest)
 			} else {
@@ -49,78 +48,72 @@ func (c *Client) keep(ctx context.Context) {
 
 // save has the state that policyd and this client agree on written soon.
 func (c *Client) save(now time.Time) {
-	if len(c.cache.paths) == 0 {
+	if len(c.disk.file.Paths) == 0 {
 		return
 	}
-	state := c.held.save(now, c.heldWhole)
-	state.meta.AsOf, state.meta.From = now.Round(0), c.link.snapshot().Source
-	c.unsaved.Store(state)
+	image := c.remote.Image(now)
+	image.Meta.AsOf, image.Meta.From = now.Round(0), c.link.snapshot().Source
+	c.disk.unsaved.Store(image)
 	c.stir()
 }
 
 // stir wakes the keeper.
 func (c *Client) stir() {
 	select {
-	case c.wake <- struct{}{}:
+	case c.disk.wake <- struct{}{}:
 	default:
 	}
 }
 
 // flush writes what has not been written yet.
 func (c *Client) flush() {
-	state := c.unsaved.Swap(nil)
-	if state == nil {
+	image := c.disk.unsaved.Swap(nil)
+	if image == nil {
 		return
 	}
-	err := c.cache.save(state.cached())
-	if err != nil {
-		c.cacheFail.Do(func() {
+	if err := c.disk.file.Save(image); err != nil {
+		c.disk.failed.Do(func() {
 			c.cfg.logger.Warn("disk cache not written; later failures are not logged", "error", err)
 		})
 		return
 	}
-	c.cache.sweep(time.Now())
+	c.disk.file.Sweep(time.Now())
 }
 
 // loadCache puts in force what the disk cache holds and reports whether it did.
 func (c *Client) loadCache(now time.Time) bool {
-	content, err := c.cache.load()
+	saved, err := c.disk.file.Load()
 	if err != nil {
 		c.cfg.logger.Warn("disk cache ignored; the next good policy replaces it", "error", err)
 	}
-	if content == nil {
+	if saved == nil {
 		return false
 	}
-	var dropped int
-	if c.held, dropped = restore(*content, now); c.held.epoch == "" {
+	held, dropped := saved.Restore(now)
+	if held.Epoch() == "" {
 		return false
 	}
-	c.heldWhole = content.meta.Whole && dropped == 0
 	if dropped > 0 {
 		c.cfg.logger.Warn("disk cache holds documents that this SDK cannot honour; they are left out", "documents", dropped)
 	}
-	c.startSource = sourceCache
-	c.use(contentOf(&c.held, now), sourceCache, now)
-	c.link.update(func(s *Status) { s.AsOf = content.meta.AsOf })
-	c.cfg.logger.Info("policies loaded from disk cache", "revision", c.held.revision, "age", age(now.Sub(content.meta.AsOf)))
+	c.remote.State, c.remote.source = held, sourceCache
+	c.use(contentOf(&c.remote.State, now), sourceCache, now)
+	c.link.update(func(s *Status) { s.AsOf = saved.Meta.AsOf })
+	c.cfg.logger.Info("policies loaded from disk cache", "revision", held.Revision(), "age", age(now.Sub(saved.Meta.AsOf)))
 	return true
 }
 
-// clockSeen keeps the difference to policyd's clock that the disk cache holds right, however
-// this machine's clock is set meanwhile.
-func (c *Client) clockSeen(server *timestamppb.Timestamp, now time.Time) {
-	const tolerance = 2 * time.Second
-	if ahead, ok := clockAhead(server, now); ok && (ahead-c.held.ahead).Abs() > tolerance {
-		c.held.ahead = ahead
-		c.save(now)
-	}
+// announced are the switches that were told to be on.
+type announced struct {
+	mu sync.Mutex
+	on map[string]Switch
 }
 
 // announce tells of the switches that came into force or ended since the last time, and
 // returns how long it is until the next one ends.
 func (c *Client) announce(now time.Time) time.Duration {
-	c.announceMu.Lock()
-	defer c.announceMu.Unlock()
+	c.switches.mu.Lock()
+	defer c.switches.mu.Unlock()
 	on := map[string]Switch{}
 	next := time.Hour
 	switches := c.current.Load().switches
@@ -131,19 +124,19 @@ func (c *Client) announce(now time.Time) time.Duration {
 	}
 	for _, sw := range activeSwitches(switches, c.cfg.instance, now) {
 		on[sw.ID] = sw
-		if old, told := c.announced[sw.ID]; !told || old != sw {
+		if old, told := c.switches.on[sw.ID]; !told || old != sw {
 			c.cfg.logger.Warn("kill switch on", "id", sw.ID, "action", sw.Action, "scope", sw.Scope,
 				"until", sw.ExpiresAt.UTC().Format(time.RFC3339), "incident", sw.Incident, "reason", sw.Reason)
 			c.switchChanged(sw, true)
 		}
 	}
-	for id, sw := range c.announced {
+	for id, sw := range c.switches.on {
 		if _, still := on[id]; !still {
 			c.cfg.logger.Info("kill switch off", "id", id, "action", sw.Action, "scope", sw.Scope)
 			c.switchChanged(sw, false)
 		}
 	}
-	c.announced = on
+	c.switches.on = on
 	return next
 }
 

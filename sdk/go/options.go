@@ -169,17 +169,6 @@ func (c *config) fail(source string, err error) {
 	c.errs = append(c.errs, fmt.Errorf("policyd: %s: %w", source, err))
 }
 
-// targetScopes are the scopes that the instance asks for, as in Hello; none: global only.
-func (c *config) targetScopes() []engine.Scope {
-	switch {
-	case len(c.targets) > 0:
-		return c.targets
-	case c.namespace != "":
-		return []engine.Scope{engine.Scope(c.namespace)}
-	}
-	return nil
-}
-
 func (c *config) setAddr(source, list string) {
 	c.addrs = nil
 	for addr := range strings.SplitSeq(list, ",") {

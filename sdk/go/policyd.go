@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
 // Version of this SDK.
@@ -36,7 +37,6 @@ type Client struct {
 	cfg    config
 	link   *link
 	notify *notifier
-	cache  cacheFile
 	file   *policyFile // nil without one
 	random random
 	origin time.Time // of the endpoints' time line
@@ -44,36 +44,43 @@ type Client struct {
 	current atomic.Pointer[snapshot]
 	named   *table
 	hosts   *table
-
 	// mu guards the creation and the reload of endpoints, so that none misses a snapshot.
-	mu         sync.Mutex
-	reportedAt time.Time     // guarded by mu
-	leftover   totals        // of endpoints that were dropped before a report; guarded by mu
-	ready      chan struct{} // closed once something is in force
-	isReady    bool          // guarded by mu
+	mu       sync.Mutex
+	reported reported // guarded by mu
 
-	// used by the watch alone once it runs
-	held        holding
-	heldWhole   bool // held is a point to resume from
-	startSource string
-	fromPolicyd atomic.Bool // what is in force comes from policyd
-	// start and Close
-	started   atomic.Bool
-	lifecycle sync.Mutex
-	closed    bool               // guarded by lifecycle
-	stop      context.CancelFunc // guarded by lifecycle; nil before start
-	closing   chan struct{}      // closed by Close
-	running   sync.WaitGroup
+	ready     chan struct{} // closed once something is in force
+	readyOnce sync.Once
 
-	// the keeper's
-	wake      chan struct{} // it has something to do
-	unsaved   atomic.Pointer[savedState]
-	cacheFail sync.Once
-
-	announceMu sync.Mutex
-	announced  map[string]Switch // switches that were told to be on; guarded by announceMu
-
+	remote   remote
+	disk     disk
+	switches announced
+	life     life
 	panicked sync.Map // parts whose panic was logged
+}
+
+// remote is what policyd sent. The watch alone uses it once it runs.
+type remote struct {
+	state.State
+	source string      // of the policies at the start, as Hello names it
+	inUse  atomic.Bool // what is in force comes from policyd
+}
+
+// disk is the disk cache as the keeper writes it.
+type disk struct {
+	file    state.File
+	wake    chan struct{} // the keeper has something to do
+	unsaved atomic.Pointer[state.Image]
+	failed  sync.Once
+}
+
+// life is the start and the end of the background work.
+type life struct {
+	started atomic.Bool
+	mu      sync.Mutex
+	closed  bool               // guarded by mu
+	stop    context.CancelFunc // guarded by mu; nil before start
+	closing chan struct{}      // closed by Close
+	running sync.WaitGroup
 }
 
 var errClosed = errors.New("policyd: client is closed")
@@ -108,28 +115,27 @@ var defaultClient = sync.OnceValue(func() *Client { //nolint:gochecknoglobals //
 func Default() *Client { return defaultClient() }
 
 func newClient(cfg config) *Client {
-	state := StateStatic
+	first := StateStatic
 	if len(cfg.addrs) > 0 {
-		state = StateConnecting
+		first = StateConnecting
 	}
 	c := &Client{
-		cfg:         cfg,
-		link:        &link{log: cfg.logger, status: Status{State: state, Since: time.Now(), Source: sourceBuiltIn}},
-		notify:      newNotifier(cfg.logger),
-		startSource: sourceBuiltIn,
-		random:      rand.Float64,
-		origin:      time.Now(),
-		reportedAt:  time.Now(),
-		named:       newTable(maxNamed),
-		hosts:       newTable(maxUnmatched),
-		announced:   map[string]Switch{},
-		ready:       make(chan struct{}),
-		closing:     make(chan struct{}),
-		wake:        make(chan struct{}, 1),
+		cfg:      cfg,
+		link:     &link{log: cfg.logger, status: Status{State: first, Since: time.Now(), Source: sourceBuiltIn}},
+		notify:   newNotifier(cfg.logger),
+		random:   rand.Float64,
+		origin:   time.Now(),
+		named:    newTable(maxNamed),
+		hosts:    newTable(maxUnmatched),
+		reported: reported{at: time.Now()},
+		ready:    make(chan struct{}),
+		remote:   remote{source: sourceBuiltIn},
+		disk:     disk{wake: make(chan struct{}, 1)},
+		life:     life{closing: make(chan struct{})},
 	}
 	c.current.Store(newSnapshot(cfg.namespace))
 	if len(cfg.addrs) > 0 {
-		c.cache = newCacheFile(&c.cfg)
+		c.disk.file = cacheFile(&c.cfg)
 	}
 	if cfg.policyFile != "" {
 		c.file = &policyFile{path: cfg.policyFile}
@@ -169,14 +175,7 @@ func (c *Client) use(next content, source string, now time.Time) {
 	c.policyChanged(PolicyEvent{Revision: next.revision, Changed: changed})
 }
 
-func (c *Client) setReady() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.isReady {
-		c.isReady = true
-		close(c.ready)
-	}
-}
+func (c *Client) setReady() { c.readyOnce.Do(func() { close(c.ready) }) }
 
 // WaitReady blocks until a policy snapshot is in force (from policyd, file or disk cache) or
 // ctx ends. Without an address it returns at once. Optional: use it in readiness probes, not
@@ -191,7 +190,7 @@ func (c *Client) WaitReady(ctx context.Context) error {
 	select {
 	case <-c.ready:
 		return nil
-	case <-c.closing:
+	case <-c.life.closing:
 		return errClosed
 	case <-ctx.Done():
 		if err := c.link.snapshot().LastErr; err != nil {
@@ -203,20 +202,20 @@ func (c *Client) WaitReady(ctx context.Context) error {
 
 // start begins the background work, once.
 func (c *Client) start() {
-	if c.started.Load() {
+	if c.life.started.Load() {
 		return
 	}
-	c.lifecycle.Lock()
-	defer c.lifecycle.Unlock()
-	if c.started.Load() || c.closed {
+	c.life.mu.Lock()
+	defer c.life.mu.Unlock()
+	if c.life.started.Load() || c.life.closed {
 		return
 	}
-	c.started.Store(true)
+	c.life.started.Store(true)
 	if len(c.cfg.addrs) == 0 && c.file == nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c.stop = cancel
+	c.life.stop = cancel
 	c.run(ctx, "keeper", c.keep)
 	if len(c.cfg.addrs) > 0 {
 		c.run(ctx, "watch", c.watch)
@@ -226,9 +225,9 @@ func (c *Client) start() {
 // run keeps a loop going until it returns or ctx ends. A panic of ours must not reach the
 // application: it is logged once and the loop starts again, later each time.
 func (c *Client) run(ctx context.Context, name string, loop func(context.Context)) {
-	c.running.Add(1)
+	c.life.running.Add(1)
 	go func() {
-		defer c.running.Done()
+		defer c.life.running.Done()
 		for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 			if c.survives(name, func() { loop(ctx) }) || !sleep(ctx, wait) {
 				return
@@ -242,7 +241,7 @@ func (c *Client) survives(name string, f func()) (ok bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			if _, told := c.panicked.LoadOrStore(name, true); !told {
-				c.cfg.logger.Error("policyd client panicked and goes on; later panics are not logged", "part", name, "panic", printable(p))
+				c.cfg.logger.Error("policyd client panicked and goes on; later panics are not logged", "part", name, "panic", state.Printable(p))
 			}
 		}
 	}()
@@ -266,13 +265,13 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // on the last good policy. When ctx ends first, Close returns its error and the rest stops
 // by itself, within a second. Further calls wait for the same end.
 func (c *Client) Close(ctx context.Context) error {
-	c.lifecycle.Lock()
-	if !c.closed {
-		c.closed = true
-		close(c.closing)
+	c.life.mu.Lock()
+	if !c.life.closed {
+		c.life.closed = true
+		close(c.life.closing)
 	}
-	stop := c.stop
-	c.lifecycle.Unlock()
+	stop := c.life.stop
+	c.life.mu.Unlock()
 	if stop == nil {
 		return c.notify.wait(ctx)
 	}
@@ -280,7 +279,7 @@ func (c *Client) Close(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c.running.Wait()
+		c.life.running.Wait()
 		c.flush()
 	}()
 	select {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/policyd/policyd/sdk/go/engine"
 	"github.com/policyd/policyd/sdk/go/internal/document"
+	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
 const maxPolicyFile = 64 << 20
@@ -83,7 +84,7 @@ func parsePolicyFile(data []byte, now time.Time) (*content, error) {
 	next := content{revision: file.Revision, documents: make(map[engine.Scope]*engine.Document, len(file.Documents))}
 	for i := range file.Documents {
 		d := &file.Documents[i]
-		if err := checkDocument(*d); err != nil {
+		if err := state.Check(*d); err != nil {
 			return nil, fmt.Errorf("%s: %w", d.Scope, err)
 		}
 		next.documents[d.Scope] = d
@@ -92,7 +93,7 @@ func parsePolicyFile(data []byte, now time.Time) (*content, error) {
 		sw.Ends = now.Add(sw.Ends.Sub(now)) // onto the monotonic clock
 		next.switches = append(next.switches, sw)
 	}
-	sortSwitches(next.switches)
+	state.SortSwitches(next.switches)
 	return &next, nil
 }
 
@@ -110,7 +111,7 @@ func (c *Client) pollFile(now time.Time) {
 				c.policyChanged(PolicyEvent{Revision: c.revision(), Err: err})
 			}
 		}
-	case changed && !c.fromPolicyd.Load():
+	case changed && !c.remote.inUse.Load():
 		c.file.failure = ""
 		c.use(*next, c.file.source(), now)
 		c.cfg.logger.Info("policy file taken up", "file", c.file.path, "revision", next.revision, "documents", len(next.documents))

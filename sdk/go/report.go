@@ -12,6 +12,7 @@ import (
 
 	"github.com/policyd/policyd/sdk/go/engine"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
 const (
@@ -25,6 +26,12 @@ const (
 type totals struct {
 	calls, attempts, failed, rescued, rejected uint64
 	suppressed                                 map[engine.Code]uint64
+}
+
+// reported is what the next report starts from.
+type reported struct {
+	at       time.Time
+	leftover totals // of endpoints that were dropped since
 }
 
 func totalsOf(s *engine.Stats) totals {
@@ -112,9 +119,9 @@ func (c *Client) nextReport(now time.Time) *policydv1.WatchRequest {
 			lines = append(lines, l)
 		}
 	}
-	report := &policydv1.Report{Period: durationpb.New(now.Sub(c.reportedAt))}
-	other := c.leftover
-	c.leftover, c.reportedAt = totals{}, now
+	report := &policydv1.Report{Period: durationpb.New(now.Sub(c.reported.at))}
+	other := c.reported.leftover
+	c.reported.leftover, c.reported.at = totals{}, now
 	c.mu.Unlock()
 
 	for _, l := range turned {
@@ -145,7 +152,7 @@ func (c *Client) nextReport(now time.Time) *policydv1.WatchRequest {
 
 func (t *totals) proto(name string) *policydv1.EndpointReport {
 	r := &policydv1.EndpointReport{
-		Endpoint: printable(name), Calls: int64(t.calls), Attempts: int64(t.attempts), Failed: int64(t.failed),
+		Endpoint: state.Printable(name), Calls: int64(t.calls), Attempts: int64(t.attempts), Failed: int64(t.failed),
 		Rescued: int64(t.rescued), Rejected: int64(t.rejected),
 	}
 	for code, n := range t.suppressed {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
 // snapshot is what is in force at one moment. Immutable.
@@ -40,6 +41,11 @@ type content struct {
 	revision  int64
 	documents map[engine.Scope]*engine.Document
 	switches  []engine.Switch
+}
+
+// contentOf returns what of a state is in force.
+func contentOf(s *state.State, now time.Time) content {
+	return content{revision: s.Revision(), documents: s.Documents(), switches: s.Switches(now)}
 }
 
 // install puts content in force: the snapshot is swapped and every live endpoint whose
@@ -192,7 +198,7 @@ func (c *Client) addEndpoint(t *table, name string, scope engine.Scope) *endpoin
 	}, policy, overlay, now)
 	e := &endpoint{Endpoint: state, name: name, unmatched: t == c.hosts, scope: scope}
 	for _, dropped := range t.add(e) {
-		c.leftover.add(dropped.unreported(now))
+		c.reported.leftover.add(dropped.unreported(now))
 	}
 	return e
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
 // State of the link to policyd.
@@ -92,20 +93,20 @@ func (l *link) confirmed(now time.Time) {
 }
 
 // inForce notes that an update of policyd is in force but for what was rejected.
-func (l *link) inForce(h *holding, addr string, now time.Time) {
-	rejected := h.rejections()
+func (l *link) inForce(held *state.State, addr string, now time.Time) {
+	rejected := held.Rejections()
 	before, after := l.update(func(s *Status) {
 		s.State, s.LastErr = StateLive, nil
 		if len(rejected) > 0 {
 			s.State, s.LastErr = StateRejected, &rejected[0]
 		}
-		s.Revision, s.Offered, s.AsOf, s.Source = h.whole, h.revision, now, addr
+		s.Revision, s.Offered, s.AsOf, s.Source = held.Complete(), held.Revision(), now, addr
 	})
 	l.tell("")
 	if linked := before.State == StateLive || before.State == StateRejected; !linked {
-		l.log.Info("policyd connected", "addr", addr, "revision", h.revision, "state", string(after.State))
+		l.log.Info("policyd connected", "addr", addr, "revision", held.Revision(), "state", string(after.State))
 	} else if before.State != after.State {
-		l.log.Info("policyd state changed", "state", string(after.State), "revision", h.revision)
+		l.log.Info("policyd state changed", "state", string(after.State), "revision", held.Revision())
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
 const (
@@ -78,6 +79,7 @@ type session struct {
 	pieces   *policydv1.Update
 	size     int
 	upSince  time.Time // of the first update; zero before
+	older    bool      // an older revision was told
 	asked    string    // update after which a snapshot was asked for
 	comeBack time.Time // when a GoAway wants the next stream; zero without one
 }
@@ -143,7 +145,7 @@ func (s *session) serve(ctx context.Context) error {
 		m, err := stream.Recv()
 		if err != nil {
 			if status.Code(err) == codes.Internal { // it may be that the update could not be read
-				s.c.heldWhole = false
+				s.c.remote.Doubt()
 			}
 			return err
 		}
@@ -181,15 +183,11 @@ func (s *session) send(m *policydv1.WatchRequest) error {
 
 // hello introduces this instance with the state that it holds.
 func (c *Client) hello() *policydv1.Hello {
-	h := &policydv1.Hello{
+	return &policydv1.Hello{
 		Instance: c.cfg.instance, Namespace: c.cfg.namespace, Service: c.cfg.service,
 		SdkLanguage: "go", SdkVersion: Version, Mode: c.cfg.mode.proto(),
-		Targets: scopeNames(c.cfg.targets), Source: c.startSource,
+		Targets: scopeNames(c.cfg.targets), Source: c.remote.source, Resume: c.remote.Resume(),
 	}
-	if c.heldWhole {
-		h.Resume = c.held.resume()
-	}
-	return h
 }
 
 func (m Mode) proto() policydv1.Mode {
@@ -209,9 +207,11 @@ func (s *session) receive(m *policydv1.WatchResponse) error {
 	case *policydv1.WatchResponse_Update:
 		return s.update(kind.Update, now)
 	case *policydv1.WatchResponse_Heartbeat:
-		if !s.upSince.IsZero() && kind.Heartbeat.GetRevision() >= s.c.held.revision {
+		if !s.upSince.IsZero() && kind.Heartbeat.GetRevision() >= s.c.remote.Revision() {
 			s.c.link.confirmed(now)
-			s.c.clockSeen(kind.Heartbeat.GetServerTime(), now)
+			if s.c.remote.ClockSeen(kind.Heartbeat.GetServerTime(), now) {
+				s.c.save(now)
+			}
 		}
 	case *policydv1.WatchResponse_GoAway:
 		if s.comeBack.IsZero() {
@@ -239,8 +239,8 @@ func (s *session) update(u *policydv1.Update, now time.Time) error {
 		s.pieces, u.Snapshot = u, s.pieces.GetSnapshot()
 		u.Entries = entries
 	}
-	if len(s.pieces.GetEntries()) > 2*maxEntries {
-		return errTooLarge
+	if len(s.pieces.GetEntries()) > 2*state.MaxEntries {
+		return state.ErrTooLarge
 	}
 	if u.GetMore() {
 		return nil
@@ -252,24 +252,24 @@ func (s *session) update(u *policydv1.Update, now time.Time) error {
 
 func (s *session) apply(u *policydv1.Update, now time.Time) error {
 	c := s.c
-	before, whole := c.held.epoch, c.heldWhole
-	c.heldWhole = false // unless the update is taken, or changes nothing
-	ch, err := c.held.apply(u, now)
+	before := c.remote.Epoch()
+	ch, err := c.remote.Apply(u, now)
 	switch {
 	case err == nil:
-		c.heldWhole = true
-	case errors.Is(err, errOlder):
-		c.heldWhole = whole
-		c.cfg.logger.Warn("policyd sent an older revision; it is ignored", "addr", s.addr, "revision", u.GetRevision(), "held", c.held.revision)
+	case errors.Is(err, state.ErrOlder):
+		if !s.older {
+			s.older = true
+			c.cfg.logger.Warn("policyd sent an older revision; it is ignored", "addr", s.addr, "revision", u.GetRevision(), "held", c.remote.Revision())
+		}
 		return s.ack(false)
-	case errors.Is(err, errHash), errors.Is(err, errNoEpoch):
+	case errors.Is(err, state.ErrHash), errors.Is(err, state.ErrNoEpoch):
 		return s.askSnapshot(u, err)
 	default:
 		return err
 	}
-	if ch.newEpoch {
+	if ch.NewEpoch {
 		c.cfg.logger.Warn("policyd has other data than before, as after a restore; everything was taken anew",
-			"addr", s.addr, "epoch", printable(u.GetEpoch()), "before", printable(before), "revision", u.GetRevision())
+			"addr", s.addr, "epoch", state.Printable(u.GetEpoch()), "before", state.Printable(before), "revision", u.GetRevision())
 	}
 	if s.upSince.IsZero() {
 		s.upSince = now
@@ -295,8 +295,8 @@ func (s *session) askSnapshot(u *policydv1.Update, why error) error {
 
 // ack confirms what is in force, except for what was rejected.
 func (s *session) ack(wantSnapshot bool) error {
-	ack := &policydv1.Ack{Epoch: s.c.held.epoch, Revision: s.c.held.revision, WantSnapshot: wantSnapshot}
-	rejected := s.c.held.rejections()
+	ack := &policydv1.Ack{Epoch: s.c.remote.Epoch(), Revision: s.c.remote.Revision(), WantSnapshot: wantSnapshot}
+	rejected := s.c.remote.Rejections()
 	for _, r := range rejected[:min(len(rejected), maxRejections)] {
 		ack.Rejected = append(ack.Rejected, &policydv1.Rejection{
 			Scope: r.Scope, Revision: r.Revision, Field: r.Field, Reason: r.Reason,
@@ -309,15 +309,15 @@ func (s *session) ack(wantSnapshot bool) error {
 }
 
 // inForce puts what is held into force and tells of it.
-func (c *Client) inForce(ch change, addr string, now time.Time) {
-	changed := c.install(contentOf(&c.held, now), now)
-	c.link.inForce(&c.held, addr, now)
-	c.fromPolicyd.Store(true)
+func (c *Client) inForce(ch state.Change, addr string, now time.Time) {
+	changed := c.install(contentOf(&c.remote.State, now), now)
+	c.link.inForce(&c.remote.State, addr, now)
+	c.remote.inUse.Store(true)
 	c.setReady()
 	c.announce(now)
-	event := PolicyEvent{Revision: c.held.revision, Changed: changed}
-	for i := range ch.rejected {
-		r := &ch.rejected[i]
+	event := PolicyEvent{Revision: c.remote.Revision(), Changed: changed}
+	for i := range ch.Rejected {
+		r := &ch.Rejected[i]
 		c.cfg.logger.Warn("policy rejected; the previous one stays", "rev", r.Revision, "scope", r.Scope,
 			"field", r.Field, "reason", r.Reason, "sdk", Version)
 		event.Err = errors.Join(event.Err, r)

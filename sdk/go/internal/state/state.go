@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyd
+// Package state holds what policyd sent an instance: it applies updates all or not at all,
+// rejects documents that cannot be honoured for their scope, and keeps the last good state
+// on disk. It never panics on input.
+package state
 
 import (
 	"cmp"
@@ -25,13 +28,12 @@ const (
 // duration counts as too long.
 const maxDelivery = time.Minute
 
-// maxEntries bounds what policyd can make a client keep.
-const maxEntries = 200_000
+// MaxEntries bounds what policyd can make a client keep.
+const MaxEntries = 200_000
 
-// holding is the state that policyd and a client agree on: every entry that policyd sent,
-// whether it is in force or was rejected. The zero value holds nothing. It is used by one
-// goroutine at a time.
-type holding struct {
+// State is what policyd and a client agree on: every entry that policyd sent, whether it is
+// in force or was rejected. The zero State holds nothing. One goroutine at a time may use it.
+type State struct {
 	epoch    string
 	revision int64
 	hash     uint64 // over the entries as sent
@@ -40,14 +42,28 @@ type holding struct {
 	ended map[string]heldSwitch
 	// ahead is how far policyd's clock is ahead of this machine's.
 	ahead time.Duration
-	// whole is the newest revision that was in force without any rejection.
-	whole int64
+	// complete is the newest revision that was in force without any rejection.
+	complete int64
+	// agreed: policyd may send changes from here on.
+	agreed bool
 }
+
+// Epoch is the life of the data that the state belongs to; "" for none.
+func (s *State) Epoch() string { return s.epoch }
+
+// Revision is the revision of the newest update taken.
+func (s *State) Revision() int64 { return s.revision }
+
+// Complete is the newest revision that was in force without any rejection.
+func (s *State) Complete() int64 { return s.complete }
+
+// Doubt makes the next stream start from a snapshot: an update could not be read.
+func (s *State) Doubt() { s.agreed = false }
 
 // entry is a document as sent, and what of it is in force. Immutable.
 type entry struct {
 	revision int64 // newest that was sent
-	rejected *rejection
+	rejected *Rejection
 	policy   *heldPolicy
 	sw       *heldSwitch
 }
@@ -68,11 +84,11 @@ func (s heldSwitch) faded(now time.Time) bool {
 	return now.After(s.sw.Ends.Add(s.sw.Restore))
 }
 
-// change is what an update did beyond the documents that came into force.
-type change struct {
-	newEpoch bool
-	// rejected are the documents that this update brought and that are not in force.
-	rejected []rejection
+// Change is what an update did beyond the documents that came into force.
+type Change struct {
+	NewEpoch bool
+	// Rejected are the documents that this update brought and that are not in force.
+	Rejected []Rejection
 	// added are the scopes of policies, started the ids of switches, not in force before.
 	added   []engine.Scope
 	started []string
@@ -80,59 +96,61 @@ type change struct {
 
 // Why an update changes nothing.
 var (
-	errOlder    = errors.New("update is older than what is held")
-	errHash     = errors.New("state differs from policyd's")
-	errNoEpoch  = errors.New("update of another epoch that is no snapshot")
-	errTooLarge = fmt.Errorf("more than %d documents", maxEntries)
+	ErrOlder    = errors.New("update is older than what is held")
+	ErrHash     = errors.New("state differs from policyd's")
+	ErrNoEpoch  = errors.New("update of another epoch that is no snapshot")
+	ErrTooLarge = fmt.Errorf("more than %d documents", MaxEntries)
 )
 
-// apply takes a complete update in. Either all of it is taken, except for documents that are
+// Apply takes a whole update in. Either all of it is taken, except for documents that are
 // rejected for their scope, or an error says why nothing was.
-func (h *holding) apply(u *policydv1.Update, now time.Time) (change, error) {
-	ch := change{newEpoch: h.epoch != "" && u.GetEpoch() != h.epoch}
-	switch {
-	case u.GetEpoch() != h.epoch && !u.GetSnapshot():
-		return ch, errNoEpoch
-	case u.GetEpoch() == h.epoch && u.GetRevision() < h.revision:
-		return ch, errOlder
+func (s *State) Apply(u *policydv1.Update, now time.Time) (Change, error) {
+	ch := Change{NewEpoch: s.epoch != "" && u.GetEpoch() != s.epoch}
+	if u.GetEpoch() == s.epoch && u.GetRevision() < s.revision {
+		return ch, ErrOlder
+	}
+	s.agreed = false // until the update is taken
+	if u.GetEpoch() != s.epoch && !u.GetSnapshot() || u.GetEpoch() == "" {
+		return ch, ErrNoEpoch
 	}
 
 	ahead, ok := clockAhead(u.GetServerTime(), now)
 	if !ok {
-		ahead = h.ahead
+		ahead = s.ahead
 	}
-	next, hash, err := h.staged(u, now, ahead)
+	next, hash, err := s.staged(u, now, ahead)
 	if err != nil {
 		return ch, err
 	}
 	if hash != u.GetHash() {
-		return ch, errHash
+		return ch, ErrHash
 	}
 
 	// From here on nothing can fail.
-	h.epoch, h.revision, h.hash, h.ahead = u.GetEpoch(), u.GetRevision(), hash, ahead
-	h.commit(next, &ch, now)
-	if len(h.rejections()) == 0 {
-		h.whole = h.revision
+	s.epoch, s.revision, s.hash, s.ahead = u.GetEpoch(), u.GetRevision(), hash, ahead
+	s.agreed = true
+	s.commit(next, &ch, now)
+	if len(s.Rejections()) == 0 {
+		s.complete = s.revision
 	}
 	return ch, nil
 }
 
 // staged returns the entries that the update changes, nil for those that go, and the hash of
 // the state with them.
-func (h *holding) staged(u *policydv1.Update, now time.Time, ahead time.Duration) (map[string]*entry, uint64, error) {
+func (s *State) staged(u *policydv1.Update, now time.Time, ahead time.Duration) (map[string]*entry, uint64, error) {
 	next := make(map[string]*entry, len(u.GetEntries()))
-	hash, size := h.hash, len(h.entries)
+	hash, size := s.hash, len(s.entries)
 	if u.GetSnapshot() {
 		hash, size = 0, 0
-		for key := range h.entries {
+		for key := range s.entries {
 			next[key] = nil
 		}
 	}
-	other := u.GetEpoch() != h.epoch
+	other := u.GetEpoch() != s.epoch
 	for _, e := range u.GetEntries() {
 		key := e.GetKey()
-		have, held := h.entries[key]
+		have, held := s.entries[key]
 		before, counted := have.revision, held && !u.GetSnapshot()
 		if staged, seen := next[key]; seen && staged != nil {
 			before, counted = staged.revision, true
@@ -140,7 +158,7 @@ func (h *holding) staged(u *policydv1.Update, now time.Time, ahead time.Duration
 			counted = false
 		}
 		if held && !other && e.GetRevision() < have.revision {
-			return nil, 0, fmt.Errorf("%w: %.200q comes at %d, held at %d", errHash, key, e.GetRevision(), have.revision)
+			return nil, 0, fmt.Errorf("%w: %.200q comes at %d, held at %d", ErrHash, key, e.GetRevision(), have.revision)
 		}
 		if counted {
 			hash -= engine.EntryHash(key, before)
@@ -154,10 +172,10 @@ func (h *holding) staged(u *policydv1.Update, now time.Time, ahead time.Duration
 		if held {
 			previous = &have
 		}
-		next[key] = h.read(e, previous, clock{now: now, ahead: ahead, other: other})
+		next[key] = s.read(e, previous, clock{now: now, ahead: ahead, other: other})
 		hash += engine.EntryHash(key, e.GetRevision())
-		if size++; size > maxEntries {
-			return nil, 0, errTooLarge
+		if size++; size > MaxEntries {
+			return nil, 0, ErrTooLarge
 		}
 	}
 	return next, hash, nil
@@ -169,6 +187,18 @@ func clockAhead(server *timestamppb.Timestamp, now time.Time) (time.Duration, bo
 		return 0, false
 	}
 	return server.AsTime().Sub(now), true
+}
+
+// ClockSeen takes a reading of policyd's clock and reports whether the difference to this
+// machine's is another one than before, so that what is saved would be wrong.
+func (s *State) ClockSeen(server *timestamppb.Timestamp, now time.Time) bool {
+	const tolerance = 2 * time.Second
+	ahead, ok := clockAhead(server, now)
+	if !ok || (ahead-s.ahead).Abs() <= tolerance {
+		return false
+	}
+	s.ahead = ahead
+	return true
 }
 
 // clock is what it takes to bring an end of policyd's clock onto this process's.
@@ -184,7 +214,7 @@ func (c clock) here(t time.Time) time.Time {
 }
 
 // read makes an entry of what was sent; what was in force before stays if it is rejected.
-func (h *holding) read(e *policydv1.Entry, previous *entry, c clock) *entry {
+func (s *State) read(e *policydv1.Entry, previous *entry, c clock) *entry {
 	if previous != nil && !c.other && previous.revision == e.GetRevision() {
 		return previous // a switch keeps the end that was counted from its first arrival
 	}
@@ -208,42 +238,42 @@ func (h *holding) read(e *policydv1.Entry, previous *entry, c clock) *entry {
 }
 
 // commit puts the staged entries in and notes what that changes.
-func (h *holding) commit(next map[string]*entry, ch *change, now time.Time) {
-	if h.entries == nil {
-		h.entries = make(map[string]entry, len(next))
+func (s *State) commit(next map[string]*entry, ch *Change, now time.Time) {
+	if s.entries == nil {
+		s.entries = make(map[string]entry, len(next))
 	}
-	for id, s := range h.ended {
-		if s.faded(now) {
-			delete(h.ended, id)
+	for id, sw := range s.ended {
+		if sw.faded(now) {
+			delete(s.ended, id)
 		}
 	}
 	for key, e := range next {
-		old := h.entries[key]
+		old := s.entries[key]
 		if e == nil {
-			delete(h.entries, key)
+			delete(s.entries, key)
 			e = &entry{}
 		} else {
-			h.entries[key] = *e
+			s.entries[key] = *e
 			if e.rejected != nil && e.rejected != old.rejected {
-				ch.rejected = append(ch.rejected, *e.rejected)
+				ch.Rejected = append(ch.Rejected, *e.rejected)
 			}
 		}
 		if old.policy == nil && e.policy != nil {
 			ch.added = append(ch.added, e.policy.document.Scope)
 		}
 		if old.sw != e.sw {
-			h.switched(old.sw, e.sw, ch, now)
+			s.switched(old.sw, e.sw, ch, now)
 		}
 	}
-	h.enforceLimits(ch)
-	slices.SortFunc(ch.rejected, func(a, b rejection) int { return cmp.Compare(a.Scope, b.Scope) })
+	s.enforceLimits(ch)
+	slices.SortFunc(ch.Rejected, func(a, b Rejection) int { return cmp.Compare(a.Scope, b.Scope) })
 }
 
 // switched notes a change of a switch. One that goes away starts to fade at once, or goes on
 // fading if it had ended already.
-func (h *holding) switched(before, after *heldSwitch, ch *change, now time.Time) {
+func (s *State) switched(before, after *heldSwitch, ch *Change, now time.Time) {
 	if after != nil {
-		delete(h.ended, after.sw.ID)
+		delete(s.ended, after.sw.ID)
 		if before == nil {
 			ch.started = append(ch.started, after.sw.ID)
 		}
@@ -253,35 +283,35 @@ func (h *holding) switched(before, after *heldSwitch, ch *change, now time.Time)
 	if gone.sw.Ends.After(now) {
 		gone.sw.Ends = now
 	}
-	h.keepEnded(gone, now)
+	s.keepEnded(gone, now)
 }
 
-func (h *holding) keepEnded(s heldSwitch, now time.Time) {
-	if s.faded(now) {
+func (s *State) keepEnded(sw heldSwitch, now time.Time) {
+	if sw.faded(now) {
 		return
 	}
-	if h.ended == nil {
-		h.ended = map[string]heldSwitch{}
+	if s.ended == nil {
+		s.ended = map[string]heldSwitch{}
 	}
-	h.ended[s.sw.ID] = s
+	s.ended[sw.sw.ID] = sw
 }
 
-// rejections returns what was sent and is not in force, by key.
-func (h *holding) rejections() []rejection {
-	var all []rejection
-	for _, e := range h.entries {
+// Rejections returns what was sent and is not in force, by key.
+func (s *State) Rejections() []Rejection {
+	var all []Rejection
+	for _, e := range s.entries {
 		if e.rejected != nil {
 			all = append(all, *e.rejected)
 		}
 	}
-	slices.SortFunc(all, func(a, b rejection) int { return cmp.Compare(a.Scope, b.Scope) })
+	slices.SortFunc(all, func(a, b Rejection) int { return cmp.Compare(a.Scope, b.Scope) })
 	return all
 }
 
-// documents returns the policies in force.
-func (h *holding) documents() map[engine.Scope]*engine.Document {
-	all := make(map[engine.Scope]*engine.Document, len(h.entries))
-	for _, e := range h.entries {
+// Documents returns the policies in force.
+func (s *State) Documents() map[engine.Scope]*engine.Document {
+	all := make(map[engine.Scope]*engine.Document, len(s.entries))
+	for _, e := range s.entries {
 		if e.policy != nil {
 			all[e.policy.document.Scope] = &e.policy.document
 		}
@@ -289,48 +319,49 @@ func (h *holding) documents() map[engine.Scope]*engine.Document {
 	return all
 }
 
-// switches returns those in force or fading; the order carries no meaning.
-func (h *holding) switches(now time.Time) []engine.Switch {
+// Switches returns those in force or fading at now, by id. Their ends are moments of this
+// process's monotonic clock.
+func (s *State) Switches(now time.Time) []engine.Switch {
 	var all []engine.Switch
-	add := func(s heldSwitch) {
-		if !s.faded(now) {
-			all = append(all, s.sw)
+	add := func(held heldSwitch) {
+		if !held.faded(now) {
+			all = append(all, held.sw)
 		}
 	}
-	for _, e := range h.entries {
+	for _, e := range s.entries {
 		if e.sw != nil {
 			add(*e.sw)
 		}
 	}
-	for _, s := range h.ended {
-		add(s)
+	for _, held := range s.ended {
+		add(held)
 	}
-	sortSwitches(all)
+	SortSwitches(all)
 	return all
 }
 
-// sortSwitches brings switches into the order of their ids.
-func sortSwitches(all []engine.Switch) {
+// SortSwitches brings switches into the order of their ids.
+func SortSwitches(all []engine.Switch) {
 	slices.SortFunc(all, func(a, b engine.Switch) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// resume is the point from which policyd may send changes only; nil if nothing is held.
-func (h *holding) resume() *policydv1.ResumePoint {
-	if h.epoch == "" {
+// Resume is the point from which policyd may send changes only; nil for a snapshot.
+func (s *State) Resume() *policydv1.ResumePoint {
+	if !s.agreed {
 		return nil
 	}
-	return &policydv1.ResumePoint{Epoch: h.epoch, Revision: h.revision, Hash: h.hash}
+	return &policydv1.ResumePoint{Epoch: s.epoch, Revision: s.revision, Hash: s.hash}
 }
 
 // enforceLimits rejects what came on top of what a client keeps, however it got stored.
-func (h *holding) enforceLimits(ch *change) {
-	if len(h.entries) <= engine.MaxActiveSwitches { // the smaller of the two limits
+func (s *State) enforceLimits(ch *Change) {
+	if len(s.entries) <= engine.MaxActiveSwitches { // the smaller of the two limits
 		return
 	}
 	slices.Sort(ch.added)
 	slices.Sort(ch.started)
 	policies, active := map[string]int{}, 0
-	for _, e := range h.entries {
+	for _, e := range s.entries {
 		if e.policy != nil {
 			policies[e.policy.document.Scope.Namespace()]++
 		}
@@ -341,22 +372,22 @@ func (h *holding) enforceLimits(ch *change) {
 	for _, scope := range ch.added {
 		if ns := scope.Namespace(); policies[ns] > engine.MaxPoliciesPerNS {
 			policies[ns]--
-			h.refuse(policyPrefix+string(scope), ch, fmt.Sprintf("more than %d policies in %s", engine.MaxPoliciesPerNS, ns))
+			s.refuse(policyPrefix+string(scope), ch, fmt.Sprintf("more than %d policies in %s", engine.MaxPoliciesPerNS, ns))
 		}
 	}
 	for _, id := range ch.started {
 		if active > engine.MaxActiveSwitches {
 			active--
-			h.refuse(switchPrefix+id, ch, fmt.Sprintf("more than %d active switches", engine.MaxActiveSwitches))
+			s.refuse(switchPrefix+id, ch, fmt.Sprintf("more than %d active switches", engine.MaxActiveSwitches))
 		}
 	}
 }
 
 // refuse takes an entry back that was not in force before.
-func (h *holding) refuse(key string, ch *change, reason string) {
-	e := h.entries[key]
+func (s *State) refuse(key string, ch *Change, reason string) {
+	e := s.entries[key]
 	e.policy, e.sw = nil, nil
 	e.rejected = newRejection(&policydv1.Entry{Key: key, Revision: e.revision}, errors.New(reason))
-	h.entries[key] = e
-	ch.rejected = append(ch.rejected, *e.rejected)
+	s.entries[key] = e
+	ch.Rejected = append(ch.Rejected, *e.rejected)
 }

@@ -2,7 +2,7 @@
 
 //go:build !unix
 
-package policyd
+package state
 
 import (
 	"errors"

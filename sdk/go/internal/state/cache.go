@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyd
+package state
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -20,7 +19,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/policyd/policyd/sdk/go/engine"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
@@ -28,7 +26,7 @@ import (
 // does not start without policies:
 //
 //	policyd cache 1 <sha256 of the rest, hex>\n
-//	<cacheMeta as JSON>\n
+//	<Meta as JSON>\n
 //	<policyd.v1.Update>
 const (
 	cacheMagic   = "policyd cache "
@@ -36,8 +34,8 @@ const (
 	maxCacheSize = 256 << 20
 )
 
-// cacheMeta describes the Update that follows it.
-type cacheMeta struct {
+// Meta describes the Update that follows it.
+type Meta struct {
 	// Written is when, on this machine's clock; ClockOffset is how far policyd's clock was
 	// ahead of it.
 	Written     time.Time     `json:"written"`
@@ -58,14 +56,14 @@ type cachedSwitch struct {
 	EndedAt  time.Time `json:"ended_at"`
 }
 
-// cached is the decoded content of a cache file.
-type cached struct {
-	meta   cacheMeta
+// Saved is the content of a cache file.
+type Saved struct {
+	Meta   Meta
 	update *policydv1.Update
 }
 
-func (c cached) encode() ([]byte, error) {
-	meta, err := json.Marshal(c.meta)
+func (c Saved) encode() ([]byte, error) {
+	meta, err := json.Marshal(c.Meta)
 	if err != nil {
 		return nil, fmt.Errorf("encode cache: %w", err)
 	}
@@ -82,118 +80,90 @@ func (c cached) encode() ([]byte, error) {
 }
 
 // decodeCache reads a cache file. Any input is allowed.
-func decodeCache(data []byte) (cached, error) {
+func decodeCache(data []byte) (Saved, error) {
 	head, body, ok := bytes.Cut(data, []byte{'\n'})
 	rest, isCache := strings.CutPrefix(string(head), cacheMagic)
 	version, sum, two := strings.Cut(rest, " ")
 	if !ok || !isCache || !two {
-		return cached{}, errors.New("not a cache file, or cut off")
+		return Saved{}, errors.New("not a cache file, or cut off")
 	}
 	if n, err := strconv.Atoi(version); err != nil || n != cacheVersion {
-		return cached{}, fmt.Errorf("format version %.10q; this SDK reads %d", version, cacheVersion)
+		return Saved{}, fmt.Errorf("format version %.10q; this SDK reads %d", version, cacheVersion)
 	}
 	if have := sha256.Sum256(body); sum != hex.EncodeToString(have[:]) {
-		return cached{}, errors.New("checksum does not fit: damaged or cut off")
+		return Saved{}, errors.New("checksum does not fit: damaged or cut off")
 	}
 	meta, message, ok := bytes.Cut(body, []byte{'\n'})
 	if !ok {
-		return cached{}, errors.New("no documents after the description")
+		return Saved{}, errors.New("no documents after the description")
 	}
-	c := cached{update: &policydv1.Update{}}
-	if err := json.Unmarshal(meta, &c.meta); err != nil {
-		return cached{}, fmt.Errorf("read the description: %w", err)
+	c := Saved{update: &policydv1.Update{}}
+	if err := json.Unmarshal(meta, &c.Meta); err != nil {
+		return Saved{}, fmt.Errorf("read the description: %w", err)
 	}
 	if err := proto.Unmarshal(message, c.update); err != nil {
-		return cached{}, fmt.Errorf("read the documents: %w", err)
+		return Saved{}, fmt.Errorf("read the documents: %w", err)
 	}
 	return c, nil
 }
 
-// cacheFile is where one client keeps its state: paths in order of preference, none when the
-// cache is off.
-type cacheFile struct{ paths []string }
+// File is where one client keeps its state: paths in order of preference, none to keep
+// nothing.
+type File struct{ Paths []string }
 
-// newCacheFile names the file after the instance's place and targets, so that clients which
-// see different documents do not share one.
-func newCacheFile(c *config) cacheFile {
-	var dirs []string
-	switch {
-	case c.cacheDir == nil:
-		if dir, err := os.UserCacheDir(); err == nil {
-			dirs = append(dirs, filepath.Join(dir, "policyd"))
-		}
-		dirs = append(dirs, filepath.Join(os.TempDir(), "policyd-"+strconv.Itoa(os.Getuid())))
-	case *c.cacheDir != "":
-		dirs = append(dirs, *c.cacheDir)
-	}
-	h := sha256.New()
-	for _, s := range append([]string{c.namespace, c.service}, scopeNames(c.targets)...) {
-		fmt.Fprintf(h, "%d:%s", len(s), s)
-	}
-	name := cmp.Or(c.namespace, string(engine.Global))
-	if c.service != "" {
-		name += "-" + c.service
-	}
-	name = fmt.Sprintf("%s-%x.cache", name, h.Sum(nil)[:6])
-	for i, dir := range dirs {
-		dirs[i] = filepath.Join(dir, name)
-	}
-	return cacheFile{dirs}
-}
-
-// load returns the newest readable content. That there is no file is no error.
-func (f cacheFile) load() (newest *cached, err error) {
-	for _, path := range f.paths {
+// Load returns the newest readable content. That there is no file is no error.
+func (f File) Load() (newest *Saved, err error) {
+	for _, path := range f.Paths {
 		c, failure := loadCache(path)
 		switch {
 		case errors.Is(failure, fs.ErrNotExist):
 		case failure != nil:
 			err = errors.Join(err, failure)
-		case newest == nil || c.meta.Written.After(newest.meta.Written):
+		case newest == nil || c.Meta.Written.After(newest.Meta.Written):
 			newest = &c
 		}
 	}
 	return newest, err
 }
 
-func loadCache(path string) (cached, error) {
+func loadCache(path string) (Saved, error) {
 	// Opening something else than a regular file, a pipe for one, might block.
 	if info, err := os.Lstat(path); err != nil {
-		return cached{}, err
+		return Saved{}, err
 	} else if !info.Mode().IsRegular() {
-		return cached{}, fmt.Errorf("%s: not a regular file", path)
+		return Saved{}, fmt.Errorf("%s: not a regular file", path)
 	}
 	file, err := os.Open(path)
 	if err != nil {
-		return cached{}, err
+		return Saved{}, err
 	}
 	defer file.Close() //nolint:errcheck // read only
 	if err := ownFile(file); err != nil {
-		return cached{}, fmt.Errorf("%s: %w", path, err)
+		return Saved{}, fmt.Errorf("%s: %w", path, err)
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxCacheSize+1))
 	if err != nil {
-		return cached{}, err
+		return Saved{}, err
 	}
 	if len(data) > maxCacheSize {
-		return cached{}, fmt.Errorf("%s: larger than %d bytes", path, maxCacheSize)
+		return Saved{}, fmt.Errorf("%s: larger than %d bytes", path, maxCacheSize)
 	}
 	c, err := decodeCache(data)
 	if err != nil {
-		return cached{}, fmt.Errorf("%s: %w", path, err)
+		return Saved{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return c, nil
 }
 
-// save replaces the file at the first path that can be written: a crash leaves the whole
+// Save replaces the file at the first path that can be written: a crash leaves the whole
 // old one or the whole new one.
-func (f cacheFile) save(c cached) error {
-	data, err := c.encode()
+func (f File) Save(i *Image) error {
+	data, err := i.saved().encode()
 	if err != nil {
 		return err
 	}
 	var failures []error
-	for _, path := range f.paths {
+	for _, path := range f.Paths {
 		err := replaceFile(path, data)
 		if err == nil {
 			return nil
@@ -229,13 +199,17 @@ func replaceFile(path string, data []byte) (err error) {
 	return os.Rename(temp.Name(), path)
 }
 
-// sweep removes what crashes left behind of earlier writes.
-func (f cacheFile) sweep(now time.Time) {
-	for _, path := range f.paths {
-		left, _ := filepath.Glob(path + ".new-*") // the pattern is well formed
-		for _, temp := range left {
-			if info, err := os.Lstat(temp); err == nil && now.Sub(info.ModTime()) > time.Hour {
-				_ = os.Remove(temp)
+// Sweep removes what crashes left behind of earlier writes.
+func (f File) Sweep(now time.Time) {
+	for _, path := range f.Paths {
+		dir, name := filepath.Split(path)
+		files, _ := os.ReadDir(dir) // one that cannot be read has nothing of ours
+		for _, f := range files {
+			if !strings.HasPrefix(f.Name(), name+".new-") {
+				continue
+			}
+			if info, err := f.Info(); err == nil && now.Sub(info.ModTime()) > time.Hour {
+				_ = os.Remove(filepath.Join(dir, f.Name()))
 			}
 		}
 	}

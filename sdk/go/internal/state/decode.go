@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyd
+package state
 
 import (
 	"errors"
@@ -15,15 +15,15 @@ import (
 	"github.com/policyd/policyd/sdk/go/wire"
 )
 
-// rejection is a document that is not in force, and why. It is an error that people read.
-type rejection struct {
+// Rejection is a document that is not in force, and why. It is an error that people read.
+type Rejection struct {
 	Scope    string // of the policy, or the id of the switch
 	Revision int64
 	Field    string
 	Reason   string
 }
 
-func (r *rejection) Error() string {
+func (r *Rejection) Error() string {
 	field := ""
 	if r.Field != "" {
 		field = r.Field + ": "
@@ -31,13 +31,13 @@ func (r *rejection) Error() string {
 	return fmt.Sprintf("%s at revision %d is rejected: %s%s", r.Scope, r.Revision, field, r.Reason)
 }
 
-// newRejection takes texts from outside: they are shortened and made printable.
-func newRejection(e *policydv1.Entry, err error) *rejection {
+// newRejection takes texts from outside: they are shortened and made Printable.
+func newRejection(e *policydv1.Entry, err error) *Rejection {
 	name := strings.TrimPrefix(strings.TrimPrefix(e.GetKey(), policyPrefix), switchPrefix)
-	r := rejection{Scope: printable(name), Revision: e.GetRevision(), Reason: printable(err.Error())}
+	r := Rejection{Scope: Printable(name), Revision: e.GetRevision(), Reason: Printable(err.Error())}
 	var field *wire.FieldError
 	if errors.As(err, &field) {
-		r.Field, r.Reason = printable(field.Path), printable(field.Reason)
+		r.Field, r.Reason = Printable(field.Path), Printable(field.Reason)
 	}
 	return &r
 }
@@ -54,19 +54,19 @@ func readPolicy(key string, p *policydv1.Policy, revision int64) (*heldPolicy, e
 	if err != nil {
 		return nil, err
 	}
-	if err := checkDocument(doc); err != nil {
+	if err := Check(doc); err != nil {
 		return nil, err
 	}
 	return &heldPolicy{document: doc, source: p}, nil
 }
 
-// checkDocument holds a document to the limits and to what this SDK can do.
-func checkDocument(doc engine.Document) error {
+// Check holds a document to the limits and to what this SDK can do.
+func Check(doc engine.Document) error {
 	if broken := engine.Validate(doc.Scope, doc.Settings); len(broken) > 0 {
 		return violated(broken[0])
 	}
 	if fields := engine.Unsupported(doc.Settings); len(fields) > 0 {
-		return &wire.FieldError{Path: fields[0].Path(), Reason: "not supported by SDK " + Version}
+		return &wire.FieldError{Path: fields[0].Path(), Reason: "not supported by this SDK"}
 	}
 	return nil
 }
@@ -98,8 +98,8 @@ func readSwitch(key string, k *policydv1.KillSwitch, revision int64, c clock) (*
 	return &heldSwitch{sw: sw, source: k}, nil
 }
 
-// printable makes a text fit for logs and pages: short, on one line, without controls.
-func printable(v any) string {
+// Printable makes a text fit for logs and pages: short, on one line, without controls.
+func Printable(v any) string {
 	const most = 300
 	s := strings.Map(func(r rune) rune {
 		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
