@@ -14,11 +14,10 @@ type CallOption func(*callConfig)
 
 // callConfig is immutable once it is in a context.
 type callConfig struct {
-	client    *Client
-	key       string
-	repeat    repeat
-	oneTry    bool
-	inherited bool // copied from the context rather than given for this call
+	client *Client
+	key    string
+	repeat repeat
+	oneTry bool
 }
 
 // repeat is what the application said about repeating a call.
@@ -64,26 +63,26 @@ func WithoutRetry() CallOption {
 // WithCall returns a context whose calls, HTTP and [Do] alike, are treated as opts say.
 // Options already in ctx stay unless opts change them.
 func WithCall(ctx context.Context, opts ...CallOption) context.Context {
-	outer := markOf(ctx)
-	m := &mark{Context: ctx, config: withOptions(outer.options(), opts)}
-	if outer != nil {
-		m.call = outer.call
+	m := &mark{Context: ctx}
+	if outer := markOf(ctx); outer != nil {
+		*m = mark{Context: ctx, config: outer.config, call: outer.call, number: outer.number}
 	}
+	m.config = withOptions(m.config, opts)
 	return m
 }
 
-// withOptions returns base, nil for none, changed as opts say; base itself stays.
-func withOptions(base *callConfig, opts []CallOption) *callConfig {
-	cfg := callConfig{}
-	if base != nil {
-		cfg = *base
+// withOptions returns a copy of cfg, nil for none, that opts have changed.
+func withOptions(cfg *callConfig, opts []CallOption) *callConfig {
+	next := callConfig{}
+	if cfg != nil {
+		next = *cfg
 	}
 	for _, opt := range opts {
 		if opt != nil {
-			opt(&cfg)
+			opt(&next)
 		}
 	}
-	return &cfg
+	return &next
 }
 
 // Attempt is one send of a call.
