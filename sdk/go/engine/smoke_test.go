@@ -19,7 +19,7 @@ func BenchmarkCall(b *testing.B) {
 	e := NewEndpoint(Config{Origin: origin, Random: rand.Uint64}, pol(), Overlay{}, Instant(time.Since(origin)))
 	b.ReportAllocs()
 	for i := 0; i < b.N; i++ {
-		var c Call; d := e.Begin(&c, Instant(time.Since(origin)), CallOptions{Idempotent: true})
+		c, d := e.Begin(Instant(time.Since(origin)), CallOptions{Idempotent: true})
 		if !d.Proceed {
 			b.Fatal()
 		}
@@ -30,7 +30,7 @@ func BenchmarkCall(b *testing.B) {
 func BenchmarkCallNoClock(b *testing.B) {
 	e := NewEndpoint(Config{Origin: origin, Random: rand.Uint64}, pol(), Overlay{}, Instant(time.Since(origin)))
 	for i := 0; i < b.N; i++ {
-		var c Call; d := e.Begin(&c, 5, CallOptions{Idempotent: true})
+		c, d := e.Begin(5, CallOptions{Idempotent: true})
 		if !d.Proceed {
 			b.Fatal()
 		}
@@ -42,7 +42,7 @@ func BenchmarkCallPar(b *testing.B) {
 	e := NewEndpoint(Config{Origin: origin, Random: rand.Uint64}, pol(), Overlay{}, Instant(time.Since(origin)))
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			var c Call; d := e.Begin(&c, Instant(time.Since(origin)), CallOptions{Idempotent: true})
+			c, _ := e.Begin(Instant(time.Since(origin)), CallOptions{Idempotent: true})
 			c.Settle(Instant(time.Since(origin)), Outcome{})
 		}
 	})
@@ -51,7 +51,7 @@ func BenchmarkCallPar(b *testing.B) {
 func BenchmarkRejected(b *testing.B) {
 	e := NewEndpoint(Config{Origin: origin, Random: rand.Uint64}, pol(), Overlay{}, Instant(time.Since(origin)))
 	for i := 0; i < 5; i++ {
-		var c Call; d := e.Begin(&c, 1, CallOptions{})
+		c, _ := e.Begin(1, CallOptions{})
 		c.Settle(1, Outcome{Kind: OutcomeError})
 	}
 	e.breaker.until = math.MaxInt64
@@ -59,7 +59,7 @@ func BenchmarkRejected(b *testing.B) {
 	b.ReportAllocs()
 	b.ResetTimer()
 	for i := 0; i < b.N; i++ {
-		var c Call; d := e.Begin(&c, Instant(time.Since(origin)), CallOptions{})
+		_, d := e.Begin(Instant(time.Since(origin)), CallOptions{})
 		if d.Code != CodeBreaker {
 			b.Fatal()
 		}
@@ -73,7 +73,7 @@ func BenchmarkSucceed(b *testing.B){
 	e := NewEndpoint(Config{Origin: origin, Random: rand.Uint64}, pol(), Overlay{}, Instant(time.Since(origin)))
 	b.ReportAllocs()
 	for i:=0;i<b.N;i++{
-		var c Call; d := e.Begin(&c, Instant(time.Since(origin)), CallOptions{Idempotent:true})
+		c, d := e.Begin(Instant(time.Since(origin)), CallOptions{Idempotent:true})
 		if !d.Proceed { b.Fatal() }
 		if !c.Succeed() { c.Settle(Instant(time.Since(origin)), Outcome{}) }
 	}
@@ -81,18 +81,18 @@ func BenchmarkSucceed(b *testing.B){
 func BenchmarkSucceedNoClock(b *testing.B){
 	e := NewEndpoint(Config{Origin: origin, Random: rand.Uint64}, pol(), Overlay{}, Instant(time.Since(origin)))
 	for i:=0;i<b.N;i++{
-		var c Call; d := e.Begin(&c, 5, CallOptions{Idempotent:true})
+		c, d := e.Begin(5, CallOptions{Idempotent:true})
 		if !d.Proceed { b.Fatal() }
 		if !c.Succeed() { b.Fatal() }
 	}
 }
 func BenchmarkRejectedNoClock(b *testing.B){
 	e := NewEndpoint(Config{Origin: origin, Random: rand.Uint64}, pol(), Overlay{}, Instant(time.Since(origin)))
-	for i:=0;i<5;i++ { var c Call; _ = e.Begin(&c, 1,CallOptions{}); c.Settle(1,Outcome{Kind:OutcomeError}) }
+	for i:=0;i<5;i++ { c,_ := e.Begin(1,CallOptions{}); c.Settle(1,Outcome{Kind:OutcomeError}) }
 	e.breaker.until=math.MaxInt64; e.Stats(2)
 	b.ReportAllocs(); b.ResetTimer()
 	for i:=0;i<b.N;i++{
-		var c Call; d := e.Begin(&c, 3, CallOptions{})
+		_, d := e.Begin(3, CallOptions{})
 		if d.Code != CodeBreaker { b.Fatal() }
 	}
 }
