@@ -13,7 +13,7 @@ func retryableStatus(status int) bool {
 }
 
 // grpcCodes are the names of the gRPC status codes, indexed by code.
-var grpcCodes = []string{
+var grpcCodes = []string{ //nolint:gochecknoglobals // compiled table
 	"ok", "cancelled", "unknown", "invalid-argument", "deadline-exceeded", "not-found", "already-exists",
 	"permission-denied", "resource-exhausted", "failed-precondition", "aborted", "out-of-range",
 	"unimplemented", "internal", "unavailable", "data-loss", "unauthenticated",

@@ -49,7 +49,7 @@ type merged struct {
 	set []Resolved
 }
 
-var builtIns = func() (t [NumFields]Resolved) {
+var builtIns = func() (t [NumFields]Resolved) { //nolint:gochecknoglobals // compiled table
 	for f := Field(1); f < numFields; f++ {
 		if d := f.Spec().Default; d != nil {
 			t[f] = Resolved{Value: *d, Origin: Origin{From: BuiltIn}}

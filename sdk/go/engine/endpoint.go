@@ -128,7 +128,7 @@ func (e *Endpoint) Reload(p *Policy, o Overlay, m Mode, now Instant) *BreakerCha
 // effects returns what the switches do at now.
 func (e *Endpoint) effects(now Instant) Effects {
 	if e.overlay.Empty() {
-		return NoEffects
+		return NoEffects()
 	}
 	return e.overlay.At(e.time(now))
 }

@@ -28,7 +28,7 @@ func mix64(h uint64) uint64 {
 // sum, modulo 2^64, over its entries. Key is the storage key below the version prefix.
 func EntryHash(key string, revision int64) uint64 {
 	h := fnv1a(fnvOffset, key)
-	h = (h ^ 0) * fnvPrime
+	h *= fnvPrime // of the byte 0
 	for shift := 56; shift >= 0; shift -= 8 {
 		h = (h ^ uint64(byte(uint64(revision)>>shift))) * fnvPrime
 	}
@@ -37,6 +37,6 @@ func EntryHash(key string, revision int64) uint64 {
 
 // instanceHash is stable for a switch on an instance.
 func instanceHash(switchID, instance string) uint64 {
-	h := (fnv1a(fnvOffset, switchID) ^ 0) * fnvPrime
+	h := fnv1a(fnvOffset, switchID) * fnvPrime // of the byte 0
 	return mix64(fnv1a(h, instance))
 }

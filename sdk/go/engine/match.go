@@ -196,6 +196,7 @@ func (n *node) child(s segment) *node {
 			n.rest = &node{}
 		}
 		return n.rest
+	case literal:
 	}
 	c := n.children[s.text]
 	if c == nil {

@@ -70,7 +70,7 @@ func (e *Effective) lay(d *Document) {
 
 // blockSwitches holds, by field, the switch of the block that setting the field switches
 // on; 0 for none. A breaker that a wider scope switched off comes back only by name.
-var blockSwitches = func() (t [NumFields]Field) {
+var blockSwitches = func() (t [NumFields]Field) { //nolint:gochecknoglobals // compiled table
 	for f := Field(1); f < numFields; f++ {
 		if block, member := f.SwitchOf(); member && block != BreakerEnabled {
 			t[f] = block
@@ -122,7 +122,7 @@ func stricter(f Field, a, b Value) Value {
 }
 
 // ceilings pairs settings with the bounds that clip them.
-var ceilings = []struct{ field, bound Field }{
+var ceilings = []struct{ field, bound Field }{ //nolint:gochecknoglobals // compiled table
 	{MaxAttempts, CeilingsMaxAttempts},
 	{BudgetRatio, CeilingsBudgetRatio},
 	{BudgetMinRetriesPerSecond, CeilingsMinRetriesPerSecond},

@@ -18,7 +18,7 @@ type nfcData struct {
 	classes  map[rune]uint8
 }
 
-var nfc = sync.OnceValue(func() *nfcData {
+var nfc = sync.OnceValue(func() *nfcData { //nolint:gochecknoglobals // compiled table
 	d := &nfcData{parts: map[rune][2]rune{}, composed: map[[2]rune]rune{}, classes: map[rune]uint8{}}
 	r := rune(0)
 	for data := decodeTable(nfcPairs); len(data) > 0; {

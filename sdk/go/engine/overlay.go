@@ -28,8 +28,8 @@ type Effects struct {
 	RetryBy, FirstBy, FactorBy, ClosedBy, HedgingBy *Switch
 }
 
-// NoEffects is the state without kill switches.
-var NoEffects = Effects{Retry: Million, First: Million, Factor: Million}
+// NoEffects returns the effects of no kill switch at all.
+func NoEffects() Effects { return Effects{Retry: Million, First: Million, Factor: Million} }
 
 // Overlay is what the kill switches do to one endpoint on one instance over time. The zero
 // Overlay does nothing. Immutable.
@@ -165,7 +165,7 @@ func (o *Overlay) Empty() bool { return len(o.parts) == 0 }
 
 // At returns the effects at now. It does not allocate; safe for concurrent use.
 func (o *Overlay) At(now time.Time) Effects {
-	e := NoEffects
+	e := NoEffects()
 	for i := range o.parts {
 		o.parts[i].apply(&e, now)
 	}

@@ -32,7 +32,7 @@ func randomSwitches(r *rand.Rand, n int) []engine.Switch {
 
 // strictest composes at one moment by the words of the contract, without an overlay.
 func strictest(switches []engine.Switch, crit engine.Criticality, now time.Time) engine.Effects {
-	e := engine.NoEffects
+	e := engine.NoEffects()
 	better := func(a *engine.Switch, b *engine.Switch) bool {
 		return b == nil || a.Ends.After(b.Ends) || a.Ends.Equal(b.Ends) && a.ID < b.ID
 	}
@@ -184,7 +184,7 @@ func TestOverlay_next_change_is_when_the_effects_change(t *testing.T) {
 			}
 			now = next
 		}
-		if got, want := describe(o.At(now)), describe(engine.NoEffects); got != want {
+		if got, want := describe(o.At(now)), describe(engine.NoEffects()); got != want {
 			t.Fatalf("seed %d: after the last change %s", seed, got)
 		}
 	}

@@ -259,7 +259,7 @@ type pair struct {
 	follows   bool // a built-in low gives way to a lower high
 }
 
-var pairs = []pair{
+var pairs = []pair{ //nolint:gochecknoglobals // compiled table
 	{low: BackoffBase, high: BackoffMax},
 	{low: TimeoutsAttempt, high: TimeoutsOverall},
 	{low: BudgetSuccessGateMinCalls, high: BudgetSuccessGateWindow, follows: true},
