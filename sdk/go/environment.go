@@ -96,7 +96,7 @@ func defaultInstance(otel string) string {
 	}
 	var random [4]byte
 	_, _ = rand.Read(random[:]) // never fails
-	return fmt.Sprintf("%.180s-%s", c.instance, hex.EncodeToString(random[:]))
+	return fmt.Sprintf("%.110s-%s", c.instance, hex.EncodeToString(random[:]))
 }
 
 func (c *config) defaultLogger(level string) *slog.Logger {

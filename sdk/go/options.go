@@ -227,7 +227,7 @@ func (c *config) segment(source, s string) string {
 	return s
 }
 
-const maxInstance = 200
+const maxInstance = 128
 
 func (c *config) setInstance(source, id string) {
 	if id == "" || len(id) > maxInstance || strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' }) {
@@ -237,7 +237,7 @@ func (c *config) setInstance(source, id string) {
 	c.instance = id
 }
 
-const maxTargets = 1000
+const maxTargets = 64
 
 func (c *config) setTargets(source string, scopes []string) {
 	c.targets = nil

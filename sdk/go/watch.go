@@ -209,6 +209,7 @@ func (s *session) receive(m *policydv1.WatchResponse) error {
 	case *policydv1.WatchResponse_Heartbeat:
 		if !s.upSince.IsZero() && kind.Heartbeat.GetRevision() >= s.c.remote.Revision() {
 			s.c.link.confirmed(now)
+			s.c.remote.Current(kind.Heartbeat.GetRevision())
 			if s.c.remote.ClockSeen(kind.Heartbeat.GetServerTime(), now) {
 				s.c.save(now)
 			}

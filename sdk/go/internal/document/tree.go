@@ -93,14 +93,11 @@ func parseTree(data []byte) (*node, error) {
 		}
 	}
 	var placed *Error
-	var syntax *json.SyntaxError
 	switch {
 	case errors.As(err, &placed):
 		return nil, placed
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return nil, errorAt(data, len(data), "not valid JSON: it ends too early")
-	case errors.As(err, &syntax):
-		return nil, errorAt(data, int(syntax.Offset)-1, "not valid JSON: "+err.Error())
 	default:
 		return nil, errorAt(data, t.next(), "not valid JSON: "+err.Error())
 	}

@@ -74,9 +74,13 @@ func (c Saved) encode() ([]byte, error) {
 	if len(body) > maxCacheSize {
 		return nil, fmt.Errorf("cache of %d bytes: at most %d", len(body), maxCacheSize)
 	}
+	return withHeader(body), nil
+}
+
+func withHeader(body []byte) []byte {
 	sum := sha256.Sum256(body)
 	head := fmt.Sprintf("%s%d %s\n", cacheMagic, cacheVersion, hex.EncodeToString(sum[:]))
-	return append([]byte(head), body...), nil
+	return append([]byte(head), body...)
 }
 
 // decodeCache reads a cache file. Any input is allowed.

@@ -46,6 +46,8 @@ type State struct {
 	complete int64
 	// agreed: policyd may send changes from here on.
 	agreed bool
+	// current is the newest revision at which policyd said that the state is up to date.
+	current int64
 }
 
 // Epoch is the life of the data that the state belongs to; "" for none.
@@ -56,6 +58,9 @@ func (s *State) Revision() int64 { return s.revision }
 
 // Complete is the newest revision that was in force without any rejection.
 func (s *State) Complete() int64 { return s.complete }
+
+// Current takes a heartbeat: at that revision, too, the state is what policyd has.
+func (s *State) Current(revision int64) { s.current = max(s.current, revision) }
 
 // Doubt makes the next stream start from a snapshot: an update could not be read.
 func (s *State) Doubt() { s.agreed = false }
@@ -128,7 +133,7 @@ func (s *State) Apply(u *policydv1.Update, now time.Time) (Change, error) {
 
 	// From here on nothing can fail.
 	s.epoch, s.revision, s.hash, s.ahead = u.GetEpoch(), u.GetRevision(), hash, ahead
-	s.agreed = true
+	s.agreed, s.current = true, s.revision
 	s.commit(next, &ch, now)
 	if len(s.Rejections()) == 0 {
 		s.complete = s.revision
@@ -350,7 +355,7 @@ func (s *State) Resume() *policydv1.ResumePoint {
 	if !s.agreed {
 		return nil
 	}
-	return &policydv1.ResumePoint{Epoch: s.epoch, Revision: s.revision, Hash: s.hash}
+	return &policydv1.ResumePoint{Epoch: s.epoch, Revision: max(s.revision, s.current), Hash: s.hash}
 }
 
 // enforceLimits rejects what came on top of what a client keeps, however it got stored.
