@@ -180,15 +180,17 @@ func (f Field) SwitchOf() (Field, bool) {
 }
 
 // Words of the table that several fields share.
+//
+//nolint:gochecknoglobals // compiled table
 var (
 	grpcRetryable = []string{"aborted", "deadline-exceeded", "internal", "resource-exhausted", "unavailable", "unknown", "data-loss", "cancelled"}
 	networkErrors = []string{"connect", "reset", "timeout"}
 	jitterWords   = []string{"none", "full", "equal", "decorrelated"}
 )
 
-var fieldSpecs = buildFieldSpecs()
+var fieldSpecs = buildFieldSpecs() //nolint:gochecknoglobals // compiled table
 
-var fieldsByPath = func() map[string]Field {
+var fieldsByPath = func() map[string]Field { //nolint:gochecknoglobals // compiled table
 	m := make(map[string]Field, NumFields)
 	for f := Field(1); f < numFields; f++ {
 		m[fieldSpecs[f].Path] = f
