@@ -10,6 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/policyd/policyd/internal/fault"
 	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/sdk/go/engine"
 )
@@ -299,33 +300,32 @@ func (o *objectReader) policy(metadata, spec *node) {
 	if _, ok := o.object.marks["metadata.scope"]; !ok {
 		o.fail(metadata.at, "metadata.scope", "metadata.scope is missing: global, namespace, namespace/service or namespace/service/endpoint")
 	}
-	if word, ok := p.Metadata.Labels[policy.LabelCriticality]; ok {
-		if c, ok := engine.ParseCriticality(word); !ok || c == engine.CriticalityUnspecified {
-			path := "metadata.labels." + policy.LabelCriticality
-			o.fail(o.object.marks[path], path, "%s: %s%s", path, quoteShort(word), meant(word, criticalities()))
-		}
-	}
 	p.Settings = engine.Settings{}
 	o.block(schema(), spec, p.Settings)
 	if _, err := engine.ParseScope(string(p.Scope)); err != nil {
 		return
 	}
-	for _, v := range engine.Validate(p.Scope, p.Settings) {
+	for _, v := range policy.Validate(p) {
 		o.violation(v, v.Path)
 	}
 }
 
-// violation reports a rule of the engine at the place of the field.
-func (o *objectReader) violation(v engine.Violation, path string) {
-	fix := ""
-	if v.Fix != "" {
-		fix = " (" + v.Fix + ")"
-	}
-	value := ""
+// violation reports a rule that a document breaks, at the place of the field.
+func (o *objectReader) violation(v fault.Violation, path string) {
+	o.fail(o.object.mark(path), path, "%s", ruleText(v, path))
+}
+
+// ruleText is a violation as a sentence.
+func ruleText(v fault.Violation, path string) string {
+	text := path
 	if v.Value != "" {
-		value = " " + v.Value
+		text += " " + v.Value
 	}
-	o.fail(o.object.mark(path), path, "%s%s: %s%s", path, value, v.Rule, fix)
+	text += ": " + v.Rule
+	if v.Fix != "" {
+		text += " (" + v.Fix + ")"
+	}
+	return text
 }
 
 func criticalities() []string {

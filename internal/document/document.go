@@ -8,7 +8,6 @@ package document
 
 import (
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/policyd/policyd/internal/policy"
@@ -91,16 +90,7 @@ func (o *Object) Position(path string) string {
 	if o.file == "" {
 		return ""
 	}
-	for {
-		if at, ok := o.marks[path]; ok {
-			return position(o.file, at)
-		}
-		i := strings.LastIndexByte(path, '.')
-		if i < 0 {
-			return position(o.file, o.at)
-		}
-		path = path[:i]
-	}
+	return position(o.file, o.mark(path))
 }
 
 func position(file string, at mark) string {

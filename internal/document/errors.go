@@ -42,17 +42,20 @@ func (e *Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Violation is a rule that a document breaks although it can be read.
-type Violation struct {
-	Path, Message string
-}
-
-// Invalid returns the violations of one document as a fault like those of Decode, each at
-// its place.
-func (o *Object) Invalid(violations []Violation) error {
-	r := &reader{file: o.file}
+// Invalid returns rules that documents break together as a fault like those of Decode, each
+// at the place of its field. Violations of scopes that no object has are at the first one.
+func Invalid(objects []*Object, violations []fault.Violation) error {
+	r := &reader{}
 	for _, v := range violations {
-		r.fail(o.mark(v.Path), v.Path, "%s", v.Message)
+		at := objects[0]
+		for _, o := range objects {
+			if o.Policy != nil && string(o.Policy.Scope) == v.Scope {
+				at = o
+				break
+			}
+		}
+		r.file = at.file
+		r.fail(at.mark(v.Path), v.Path, "%s", ruleText(v, v.Path))
 	}
 	return r.fault()
 }

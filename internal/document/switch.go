@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/policyd/policyd/internal/fault"
 	"github.com/policyd/policyd/sdk/go/engine"
 )
 
@@ -170,7 +171,7 @@ func (o *objectReader) switchRules(sw *Switch) {
 		case "expiresAt":
 			path = "spec.expiresIn"
 		}
-		o.violation(v, path)
+		o.violation(fault.Violation{Value: v.Value, Rule: v.Rule, Fix: v.Fix}, path)
 	}
 }
 

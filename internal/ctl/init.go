@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ctl
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/policyd/policyd/internal/document"
+	"github.com/policyd/policyd/sdk/go/engine"
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+)
+
+func newInitCmd(a *app) *cobra.Command {
+	offline := false
+	cmd := &cobra.Command{
+		Use:   "init SCOPE",
+		Short: "A commented document to start from",
+		Long:  "Prints a commented document for a scope: what it would inherit stands there as comments.\nFor global it also sets the recommended breakers.",
+		Example: `  policyctl init shop/orders > orders.yaml
+  policyctl init global --offline`,
+		Args:              exactArgs("SCOPE"),
+		ValidArgsFunction: a.completeScopes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			scope, err := scopeArg(args[0])
+			if err != nil {
+				return err
+			}
+			text, err := a.starter(cmd.Context(), scope, offline)
+			if err != nil {
+				return err
+			}
+			_, err = a.out.w.Write(text)
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&offline, "offline", false, "do not ask policyd: show built-in values")
+	return cmd
+}
+
+func (a *app) starter(ctx context.Context, scope engine.Scope, offline bool) ([]byte, error) {
+	if offline {
+		return document.Starter(scope, document.BuiltIn), nil
+	}
+	resp, err := read(ctx, a, policydv1.AdminServiceClient.GetEffective, &policydv1.GetEffectiveRequest{Scope: string(scope)})
+	if err != nil {
+		return nil, addHint(err, "Without policyd:  --offline")
+	}
+	values := make(map[string]*policydv1.EffectiveValue, len(resp.GetValues()))
+	for _, v := range resp.GetValues() {
+		values[v.GetPath()] = v
+	}
+	return document.Starter(scope, func(f engine.Field) (value, from string) {
+		v, ok := values[f.Path()]
+		if !ok {
+			return "", ""
+		}
+		value, from = v.GetValue(), v.GetOrigin().GetFrom()
+		// A kill switch is no reason to write its value down.
+		if _, isScope := engine.ParseScope(from); isScope != nil && from != engine.BuiltIn {
+			for _, s := range v.GetShadows() {
+				return s.GetValue(), s.GetOrigin().GetFrom()
+			}
+		}
+		return value, from
+	}), nil
+}
