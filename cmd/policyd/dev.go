@@ -115,11 +115,11 @@ func stopDemo(fleet *exec.Cmd) error {
 
 func printWelcome(out io.Writer, a daemon.Addrs, addr string) {
 	fmt.Fprintf(out, `policyd %s is ready (gRPC %s, HTTP %s, process %d); 20 instances call http://%s. In a second terminal:
-  curl %[5]s/backend                                  # calls and retries that arrive
-  curl %[5]s/instances                                # every instance: link, revision, source
-  curl -X POST '%[5]s/backend?fail=0.5&latency=200ms' # make the backend sick
-  curl %[5]s/instances/cart-1/policyz?format=json     # breakers and budgets of one instance
-  curl %[5]s                                          # everything else
+  bin/policyctl status
+  bin/policyctl switch disable-retries global --for 10m --incident INC-1 --reason "first try" --confirm=global --yes
+  curl %[5]s/backend                                  # retries fall to 0; revert brings them back
+  curl -X POST '%[5]s/backend?fail=0.5&latency=200ms' # make the backend sick; curl %[5]s shows more
+  bin/policyctl edit shop/payments                    # change a policy; policyctl fleet shows who has it
 `, daemon.Version(), a.GRPC, a.HTTP, os.Getpid(), addr)
 }
 
