@@ -146,4 +146,6 @@ func TestEdit_keeps_an_open_breaker_open(t *testing.T) {
 }
 
 // instance returns the debug page of one instance as JSON.
-func (w *world) instance(name string) string { return w.get("/instances/" + name + "/policyz?format=json") }
+func (w *world) instance(name string) string {
+	return w.get("/instances/" + name + "/policyz?format=json")
+}
