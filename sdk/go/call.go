@@ -110,24 +110,26 @@ func (k *call) begin(ctx context.Context, o engine.CallOptions) error {
 		o.Deadline = max(1, k.client.instant(end))
 	}
 	o.NoRetry = k.quiet
-	var d engine.Decision
-	k.engine, d = k.ep.Begin(k.began, o)
-	k.note(&d)
+	d := k.ep.Begin(&k.engine, k.began, o)
+	k.note(d)
 	if d.Proceed {
 		k.mark.Context, k.mark.number = ctx, 1
 		return nil
 	}
 	k.end(Code(d.Code), 0)
-	e := k.failure(&d, nil, 0)
+	e := k.failure(d, nil, 0)
 	k.client.gaveUp(ctx, e)
 	return e
 }
 
 // settle takes the outcome of an attempt.
 func (k *call) settle(o engine.Outcome) engine.Decision {
+	if o.Kind == engine.OutcomeOK && k.engine.Succeed() {
+		return engine.Decision{}
+	}
 	d := k.engine.Settle(k.client.now(), o)
-	k.note(&d)
-	return d
+	k.note(d)
+	return *d
 }
 
 // note passes on what happened to the breaker.
@@ -239,7 +241,7 @@ func (k *call) wait(ctx context.Context, cancelled <-chan struct{}, d *engine.De
 	for {
 		// What came into force since the decision is looked at as well.
 		changed := k.client.changed()
-		*d = k.engine.Recheck(k.client.now())
+		*d = *k.engine.Recheck(k.client.now())
 		if k.note(d); !d.Retry {
 			return restStopped
 		}
@@ -252,7 +254,7 @@ func (k *call) wait(ctx context.Context, cancelled <-chan struct{}, d *engine.De
 				*d = engine.Decision{Code: engine.CodeBody}
 				return restStopped
 			}
-			*d = k.engine.Resume(k.client.now())
+			*d = *k.engine.Resume(k.client.now())
 			if k.note(d); !d.Proceed {
 				return restStopped
 			}

@@ -5,6 +5,7 @@ package policyd
 import (
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
 )
@@ -16,7 +17,7 @@ func (k *call) failure(d *engine.Decision, last error, attempts int) *Error {
 	e := &Error{
 		Endpoint: k.ep.name, Code: Code(d.Code), Attempts: attempts, Elapsed: now.Sub(k.began),
 		RetryAt: k.client.wall(d.RetryAt), Revision: k.outcome.Revision, Err: last,
-		at: k.client.wall(now), detail: detail(d, p),
+		at: k.client.origin.Add(time.Duration(now)).Round(0), detail: detail(d, p),
 	}
 	if d.By != nil {
 		s := shown(d.By)
