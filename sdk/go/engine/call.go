@@ -5,7 +5,6 @@ package engine
 import (
 	"math"
 	"time"
-	"unsafe"
 )
 
 // CallOptions are what a caller says about a call before its first attempt.
@@ -40,6 +39,7 @@ type Call struct {
 	keyed    bool
 	safe     bool
 	single   bool
+	decision Decision
 }
 
 // noCell marks calls whose success is settled under the lock.
@@ -86,36 +86,34 @@ type BreakerChange struct {
 	By       *Switch // behind a forced state
 }
 
-// Begin starts a call and decides on its first attempt. The returned Call is of use only
-// if the decision is to proceed. It does not allocate.
-func (e *Endpoint) Begin(now Instant, o CallOptions) (c Call, d Decision) {
+// Begin starts a call and decides on its first attempt. The Call is of use only if the
+// decision is to proceed; what it held before is forgotten. Nothing is allocated.
+//
+// A decision lives in its Call: it holds until the Call's next method.
+func (e *Endpoint) Begin(c *Call, now Instant, o CallOptions) *Decision {
 	if int64(now) < e.fastUntil.Load() {
 		c.start(e, now, &o)
-		c.cell = cellOf(&c, e.shift)
 		c.attempt.generation = e.generation.Load()
-		e.cells[c.cell].word.Add(1)
-		d.Proceed = true
-		return
+		c.cell = e.enter()
+		c.decision.Proceed = true
+		return &c.decision
 	}
 	if s := e.shutter.Load(); now < s.until {
 		e.refused.Add(1)
-		d.Code, d.Rule, d.RetryAt, d.By = CodeBreaker, s.rule, s.at, s.by
-		return
+		c.state = callEnded
+		c.decision = Decision{Code: CodeBreaker, Rule: s.rule, RetryAt: s.at, By: s.by}
+		return &c.decision
 	}
 	c.start(e, now, &o)
-	c.begin(now, &d)
-	return
+	c.begin(now)
+	return &c.decision
 }
 
 func (c *Call) start(e *Endpoint, now Instant, o *CallOptions) {
-	c.e, c.p, c.started, c.sent = e, e.policy.Load(), now, now
-	c.deadline, c.keyed, c.safe, c.single = o.Deadline, o.Keyed, o.Idempotent || o.Keyed, o.NoRetry
-	c.attempts, c.state, c.counts = 1, callSent, true
-}
-
-// cellOf spreads goroutines over cells by where their stacks are.
-func cellOf(c *Call, shift uint32) uint32 {
-	return uint32(uint64(uintptr(unsafe.Pointer(c))>>11) * 0x9e3779b97f4a7c15 >> shift)
+	*c = Call{
+		e: e, p: e.policy.Load(), started: now, sent: now, deadline: o.Deadline, attempts: 1, state: callSent,
+		counts: true, keyed: o.Keyed, safe: o.Idempotent || o.Keyed, single: o.NoRetry,
+	}
 }
 
 // Deadline is the end of the whole call, Never if it has none.
@@ -161,31 +159,33 @@ func (c *Call) Succeed() bool {
 
 // Settle takes the outcome of the attempt in progress and decides whether the call waits
 // for a retry. The permit of that retry is reserved now. A second Settle does nothing.
-func (c *Call) Settle(now Instant, o Outcome) (d Decision) {
+func (c *Call) Settle(now Instant, o Outcome) *Decision {
 	if c.state != callSent {
-		return
+		c.decision = Decision{}
+		return &c.decision
 	}
 	e := c.e
 	took := now - c.sent
 	if o.Kind == OutcomeOK && c.attempts == 1 && c.cell != noCell && int64(now) < e.fastUntil.Load() &&
 		c.attempt.generation == e.generation.Load() && int64(took) <= e.slowAfter.Load() {
-		c.state = callEnded
+		c.state, c.decision.Proceed = callEnded, false
 		e.cells[c.cell].word.Add(succeeded)
-		return
+		return &c.decision
 	}
 	c.attempt.took = time.Duration(took)
-	c.settle(now, &o, &d)
-	return
+	c.settle(now, &o)
+	return &c.decision
 }
 
 // Resume decides on the retry whose wait is over: the breaker and the kill switches may
 // have changed. If the answer is not to proceed, the permit has gone back and the call is
 // over.
-func (c *Call) Resume(now Instant) (d Decision) {
+func (c *Call) Resume(now Instant) *Decision {
+	c.decision = Decision{}
 	if c.state == callWaits {
-		c.resume(now, &d)
+		c.resume(now)
 	}
-	return
+	return &c.decision
 }
 
 // Abandon ends a call that its caller gives up, wherever it is: the permit of a retry that
@@ -195,8 +195,7 @@ func (c *Call) Abandon(now Instant) {
 	switch c.state {
 	case callSent:
 		c.attempt.took = time.Duration(now - c.sent)
-		var d Decision
-		c.settle(now, &Outcome{Kind: OutcomeCancelled}, &d)
+		c.settle(now, &Outcome{Kind: OutcomeCancelled})
 	case callWaits:
 		c.abandon(now)
 	}

@@ -3,8 +3,8 @@
 package engine
 
 // begin decides on the first attempt under the lock.
-func (c *Call) begin(now Instant, d *Decision) {
-	e := c.e
+func (c *Call) begin(now Instant) {
+	e, d := c.e, &c.decision
 	c.cell = noCell
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -112,8 +112,9 @@ func (e *Endpoint) transition(eff *Effects) *BreakerChange {
 }
 
 // settle takes the outcome of an attempt under the lock.
-func (c *Call) settle(now Instant, o *Outcome, d *Decision) {
-	e := c.e
+func (c *Call) settle(now Instant, o *Outcome) {
+	e, d := c.e, &c.decision
+	*d = Decision{}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now = e.tick(now)
@@ -231,8 +232,8 @@ func (c *Call) end(class Class) {
 }
 
 // resume decides on a retry under the lock.
-func (c *Call) resume(now Instant, d *Decision) {
-	e := c.e
+func (c *Call) resume(now Instant) {
+	e, d := c.e, &c.decision
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now = e.tick(now)

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 )
 
 // Mode says whether decisions act.
@@ -37,7 +38,8 @@ type Endpoint struct {
 	shutter    atomic.Pointer[shutter]
 	slowAfter  atomic.Int64 // attempts that take longer need the lock
 	generation atomic.Uint32
-	shift      uint32 // 64 − log2 of the number of cells
+	salt       atomic.Uint32 // spreads goroutines over the cells
+	shift      uint32        // 64 − log2 of the number of cells
 	policy     atomic.Pointer[Policy]
 	cells      []cell
 
@@ -59,7 +61,22 @@ type Endpoint struct {
 // was emptied. Padded to a cache line of its own.
 type cell struct {
 	word atomic.Uint64
-	_    [56]byte
+	// missed counts calls that met another processor here.
+	missed atomic.Uint64
+	_      [48]byte
+}
+
+// enter counts a call and returns its cell, which is the same for all calls of a goroutine.
+func (e *Endpoint) enter() uint32 {
+	var here byte // its address tells goroutines apart
+	at := uint64(uintptr(unsafe.Pointer(&here))>>11) ^ uint64(e.salt.Load())
+	i := uint32(at * 0x9e3779b97f4a7c15 >> e.shift)
+	c := &e.cells[i]
+	if word := c.word.Load(); !c.word.CompareAndSwap(word, word+1) {
+		c.missed.Add(1)
+		c.word.Add(1)
+	}
+	return i
 }
 
 const succeeded = 1 << 32
@@ -86,8 +103,7 @@ type Config struct {
 // NewEndpoint returns the state of a target that had no calls yet. The policy must not be
 // changed afterwards; endpoints may share it.
 func NewEndpoint(c Config, p *Policy, o Overlay, now Instant) *Endpoint {
-	n := min(max(runtime.GOMAXPROCS(0), 1), 8)
-	log := bits.Len(uint(n - 1))
+	log := bits.Len(uint(min(2*(runtime.GOMAXPROCS(0)-1), 16-1)))
 	e := &Endpoint{
 		shift: uint32(64 - log), cells: make([]cell, 1<<log),
 		overlay: o, mode: c.Mode, random: c.Random, origin: c.Origin, latest: now,
@@ -150,16 +166,22 @@ func (e *Endpoint) tick(now Instant) Instant {
 
 // gather moves what the cells hold into the newest slices.
 func (e *Endpoint) gather() {
-	var began, ok uint64
+	var began, ok, missed uint64
 	for i := range e.cells {
-		if e.cells[i].word.Load() != 0 {
-			word := e.cells[i].word.Swap(0)
+		if c := &e.cells[i]; c.word.Load() != 0 {
+			word := c.word.Swap(0)
 			began += word % succeeded
 			ok += word / succeeded
+			if c.missed.Load() != 0 {
+				missed += c.missed.Swap(0)
+			}
 		}
 	}
 	if began|ok == 0 {
 		return
+	}
+	if missed > began/256 { // some share a cell: deal anew
+		e.salt.Add(1)
 	}
 	p := e.policy.Load()
 	e.counters.calls += began

@@ -6,21 +6,22 @@ package engine
 // If they have turned against the retry, the call is over: the permit has gone back and
 // the decision says why. Otherwise the decision is to retry still, after the rest of the
 // wait.
-func (c *Call) Recheck(now Instant) Decision {
+func (c *Call) Recheck(now Instant) *Decision {
+	d := &c.decision
+	*d = Decision{}
 	if c.state != callWaits {
-		return Decision{}
+		return d
 	}
 	e := c.e
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now = e.tick(now)
 	eff := e.effects(now)
-	var d Decision
 	switch {
 	case e.mode == ModeOff:
 	case eff.ForcedOpen:
 		d.Code = CodeBreaker
-		e.blame(&d, true, &eff)
+		e.blame(d, true, &eff)
 		e.counters.suppressed[byBreaker]++
 	case eff.Retry == 0:
 		d.Code, d.By = CodeDisabled, eff.RetryBy
