@@ -54,12 +54,9 @@ func readHello(req *policydv1.WatchRequest) (*hello, error) {
 			return nil, status.Errorf(codes.InvalidArgument, "hello: %q is no service", clip(m.GetService(), maxText))
 		}
 	}
-	targets, err := readTargets(m.GetTargets())
+	targets, err := readTargets(m.GetTargets(), m.GetNamespace())
 	if err != nil {
 		return nil, err
-	}
-	if len(targets) == 0 && m.GetNamespace() != "" {
-		targets = []engine.Scope{engine.Scope(m.GetNamespace())}
 	}
 	return &hello{
 		identity: fleet.Identity{
@@ -86,7 +83,8 @@ func checkName(what, name string, limit int) error {
 	return nil
 }
 
-func readTargets(names []string) ([]engine.Scope, error) {
+// readTargets returns the scopes that names mean for an instance of a namespace.
+func readTargets(names []string, namespace string) ([]engine.Scope, error) {
 	if len(names) > maxTargets {
 		return nil, status.Errorf(codes.InvalidArgument, "targets: %d scopes: at most %d", len(names), maxTargets)
 	}
@@ -97,6 +95,9 @@ func readTargets(names []string) ([]engine.Scope, error) {
 			return nil, status.Errorf(codes.InvalidArgument, "targets: %v", err)
 		}
 		targets = append(targets, scope)
+	}
+	if len(targets) == 0 && namespace != "" {
+		targets = append(targets, engine.Scope(namespace))
 	}
 	return targets, nil
 }

@@ -50,6 +50,16 @@ func (m *message) fill(found []*document, limit int) {
 	}
 }
 
+// size is about what the message takes on the wire.
+func (m *message) size() int {
+	const head = 80
+	n := 0
+	for i := range m.pieces {
+		n += m.pieces[i].size + head + frameOverhead
+	}
+	return n
+}
+
 // Field numbers of WatchResponse and Update.
 const (
 	fieldUpdate     protowire.Number = 1

@@ -19,12 +19,13 @@ import (
 // it behind brings it forward, and only one at a time does.
 type stream struct {
 	// set once before it is joined, read-only
-	hub     *Hub
-	conn    grpc.ServerStream
-	cancel  func() // ends the stream's context and with it every Recv and SendMsg
-	session *fleet.Session
-	shard   *shard
-	drill   bool
+	hub       *Hub
+	conn      grpc.ServerStream
+	terminal  terminal
+	session   *fleet.Session
+	shard     *shard
+	namespace string
+	drill     bool
 
 	id string // guarded by Hub.roster
 
@@ -149,18 +150,19 @@ func (s *stream) send(st *viewState, from point, now time.Duration) {
 		s.told = s.resume.revision // it would refuse less
 	}
 	if len(m.pieces) > 1 {
+		revision := max(s.told, st.snap.revision)
 		s.busy = true
 		s.progressed.Store(int64(now))
+		// Noted before it goes out: the ack may be here before transfer returns.
+		s.flow.sent += m.size()
+		s.sent(st, m, revision)
 		s.transfers.Add(1)
-		go s.transfer(st, m, max(s.told, st.snap.revision))
+		go s.transfer(m, revision)
 		return
 	}
 	f := st.frame(m, s.told, now)
 	if !s.put(f) {
 		return
-	}
-	if from.kind == fromSeq && from.at < st.prev {
-		s.hub.stats.coalesced.Add(1)
 	}
 	s.sent(st, m, f.revision)
 }
@@ -168,9 +170,7 @@ func (s *stream) send(st *viewState, from point, now time.Duration) {
 // put hands a frame to gRPC. Guarded by mu, or by busy.
 func (s *stream) put(f *frame) bool {
 	if err := s.conn.SendMsg(f); err != nil {
-		// The stream is over; its Recv says so too.
-		s.ended = true
-		s.cancel()
+		s.ended = true // its Recv says why
 		return false
 	}
 	s.flow.sent += f.size + frameOverhead
@@ -180,6 +180,9 @@ func (s *stream) put(f *frame) bool {
 
 // sent notes that an update is on its way. Guarded by mu.
 func (s *stream) sent(st *viewState, m *message, revision int64) {
+	if s.resume == nil && !m.whole && s.base < st.prev {
+		s.hub.stats.coalesced.Add(1)
+	}
 	s.resume = nil
 	s.base, s.told = st.seq, revision
 	at := m.oldest
@@ -194,24 +197,20 @@ func (s *stream) sent(st *viewState, m *message, revision int64) {
 
 // transfer sends an update of several pieces and may block at each. Nothing else is sent
 // to the stream meanwhile.
-func (s *stream) transfer(st *viewState, m *message, revision int64) {
+func (s *stream) transfer(m *message, revision int64) {
 	defer s.transfers.Done()
-	size := 0
 	for i := range m.pieces {
 		f := m.stamp(i, revision, s.hub.now())
 		if err := s.conn.SendMsg(f); err != nil {
-			s.end(nil)
+			s.end(nil) // its Recv says why
 			return
 		}
-		size += f.size + frameOverhead
+		s.hub.stats.bytes.Add(int64(f.size + frameOverhead))
 		s.progressed.Store(int64(s.hub.now()))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.busy = false
-	s.flow.sent += size
-	s.hub.stats.bytes.Add(int64(size))
-	s.sent(st, m, revision)
 	s.pumpLocked(s.hub.now())
 }
 
@@ -310,7 +309,8 @@ func (s *stream) goAway(f *frame) {
 	}
 }
 
-// end ends the stream; the first cause counts.
+// end lets nobody send to the stream any more. With a cause it also ends it; the first cause
+// counts.
 func (s *stream) end(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -318,9 +318,11 @@ func (s *stream) end(cause error) {
 }
 
 func (s *stream) endLocked(cause error) {
-	if s.cause == nil {
-		s.cause = cause
-	}
 	s.ended = true
-	s.cancel()
+	if s.cause != nil || cause == nil {
+		return
+	}
+	s.cause = cause
+	// Fails only if the connection did, and then there is nobody to tell.
+	_ = s.terminal.WriteStatus(status.Convert(cause))
 }

@@ -19,12 +19,11 @@ import (
 
 // Watch serves one instance until it leaves or is told to.
 func (h *Hub) Watch(conn grpc.BidiStreamingServer[policydv1.WatchRequest, policydv1.WatchResponse]) error {
-	cancel, ok := cancelOf(conn.Context())
+	terminal, ok := terminalOf(conn.Context())
 	if !ok {
-		return status.Error(codes.Internal, "the server was made without push.ServerOptions")
+		return status.Error(codes.Internal, "this transport cannot end a stream")
 	}
-	defer cancel()
-	s := &stream{hub: h, conn: conn, cancel: cancel}
+	s := &stream{hub: h, conn: conn, terminal: terminal}
 	if err := h.enter(s); err != nil {
 		return err
 	}
@@ -102,7 +101,7 @@ const suspectAfter = 25 * time.Second
 
 // join makes the stream known to everybody, which starts what it is sent.
 func (h *Hub) join(s *stream, hello *hello) {
-	s.drill, s.resume = hello.identity.Drill, &hello.resume
+	s.namespace, s.drill, s.resume = hello.identity.Namespace, hello.identity.Drill, &hello.resume
 	s.received.Store(int64(h.now()))
 	s.view = h.acquire(newTargetSet(hello.identity.Targets, s.drill))
 
@@ -145,7 +144,7 @@ func (h *Hub) part(s *stream) {
 
 // listen takes what the instance says until it stops.
 func (s *stream) listen(conn grpc.BidiStreamingServer[policydv1.WatchRequest, policydv1.WatchResponse]) error {
-	var lastReport time.Duration
+	var reportFrom time.Duration // an earlier report is not looked at
 	for {
 		req, err := conn.Recv()
 		if err != nil {
@@ -158,8 +157,8 @@ func (s *stream) listen(conn grpc.BidiStreamingServer[policydv1.WatchRequest, po
 			s.hub.stats.rejected.Add(int64(len(kind.Ack.GetRejected())))
 			err = s.confirm(kind.Ack)
 		case *policydv1.WatchRequest_Report:
-			if lastReport == 0 || now-lastReport >= minReportEvery {
-				lastReport = now
+			if now >= reportFrom {
+				reportFrom = now + minReportEvery
 				s.session.Reported(report(kind.Report))
 			}
 		case *policydv1.WatchRequest_Subscribe:
@@ -177,7 +176,7 @@ func (s *stream) listen(conn grpc.BidiStreamingServer[policydv1.WatchRequest, po
 }
 
 func (s *stream) subscribe(sub *policydv1.Subscribe) error {
-	targets, err := readTargets(sub.GetTargets())
+	targets, err := readTargets(sub.GetTargets(), s.namespace)
 	if err != nil {
 		return err
 	}
