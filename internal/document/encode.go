@@ -91,10 +91,16 @@ func yamlOf(n *node) *yaml.Node {
 		return str(n.text)
 	case n.text == "true" || n.text == "false":
 		return plain("!!bool", n.text)
-	case strings.ContainsAny(n.text, ".eE"):
-		return plain("!!float", n.text)
 	}
-	return plain("!!int", n.text)
+	return numberNode(n.text)
+}
+
+// numberNode has the tag that a reader gives the number, so that it is not written out.
+func numberNode(text string) *yaml.Node {
+	if strings.ContainsAny(text, ".eE") {
+		return plain("!!float", text)
+	}
+	return plain("!!int", text)
 }
 
 // tree builds the document; forYAML says that a block which is only off is written so.
@@ -136,6 +142,9 @@ func switchMetadata(sw *Switch) *yaml.Node {
 	m := mapping()
 	if sw.ID != "" {
 		add(m, "name", str(sw.ID))
+		if sw.Revision != 0 {
+			add(m, "id", str(sw.ID))
+		}
 	}
 	addRevision(m, sw.Revision)
 	addStamp(m, "created", sw.CreatedAt, sw.CreatedBy)
@@ -190,7 +199,7 @@ func (s *Status) tree() *yaml.Node {
 	}
 	addText(m, "phase", string(s.Phase))
 	if !s.EndedAt.IsZero() {
-		add(m, "endedAt", timeNode(s.EndedAt))
+		add(m, "endedAt", timeNode(s.EndedAt.Truncate(time.Second)))
 	}
 	if in := s.Instances; in != nil {
 		counts := flow(mapping())
@@ -259,7 +268,7 @@ func scalarOf(v engine.Value) *yaml.Node {
 	case engine.KindInt:
 		return plain("!!int", v.String())
 	case engine.KindDecimal:
-		return plain("!!float", v.String())
+		return numberNode(v.String())
 	case engine.KindDuration:
 		return str(engine.FormatDuration(v.Duration()))
 	case engine.KindEnum, engine.KindText, engine.KindSet:
@@ -338,7 +347,7 @@ func addRevision(m *yaml.Node, r policy.Revision) {
 
 func addStamp(m *yaml.Node, what string, at time.Time, by policy.Actor) {
 	if !at.IsZero() {
-		add(m, what+"At", timeNode(at))
+		add(m, what+"At", timeNode(at.Truncate(time.Second)))
 	}
 	if by == (policy.Actor{}) {
 		return

@@ -66,8 +66,10 @@ func Explain(path string) (FieldDoc, error) {
 func unknownField(path, kind string) error {
 	err := fault.New(fault.NotFound, "unknown_field", "there is no field %q", path)
 	candidates := FieldPaths()
-	if near := Suggest(path, candidates); near != "" {
-		return err.WithHint("Did you mean %s?", near)
+	for _, prefix := range []string{"", kind + "."} {
+		if near := Suggest(prefix+path, candidates); near != "" {
+			return err.WithHint("Did you mean %s?", near)
+		}
 	}
 	last := path[strings.LastIndexByte(path, '.')+1:]
 	for _, c := range candidates {

@@ -112,6 +112,9 @@ func starterField(b *strings.Builder, scope engine.Scope, f engine.Field, inheri
 	value, from := inherited(f)
 	if value == "" {
 		value, from = "1s", "not set"
+		if f == engine.TimeoutsOverall {
+			value = "5s"
+		}
 	}
 	path := f.Path()
 	line := fmt.Sprintf("  # %s%s: %s", strings.Repeat("  ", strings.Count(path, ".")), path[strings.LastIndexByte(path, '.')+1:], value)
