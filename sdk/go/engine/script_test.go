@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+// A script drives one endpoint through calls, edits and switches, step by step.
+type script struct {
+	Name     string
+	Use      []string
+	Settings map[string]json.RawMessage
+	Mode     string
+	Switches []scriptSwitch
+	Draws    []uint64
+	Steps    []scriptStep
+}
+
+type scriptFile struct {
+	Presets map[string]map[string]json.RawMessage
+	Cases   []script
+}
+
+type scriptSwitch struct {
+	ID            string
+	Action        engine.Action
+	Factor, Admit int64
+	Ends, Restore json.RawMessage
+}
+
+type scriptStep struct {
+	At json.RawMessage
+
+	Begin      string
+	Times      int
+	Deadline   json.RawMessage
+	Unsafe     bool // neither idempotent nor keyed
+	Keyed      bool
+	NoRetry    bool
+	Settle     string
+	First      int
+	Outcome    string
+	RetryAfter *string
+	Pushback   *string
+	NotSent    bool
+	BodyLost   bool
+	Resume     string
+	Abandon    string
+
+	Reload   map[string]json.RawMessage
+	Use      []string
+	Mode     string
+	Switches *[]scriptSwitch
+
+	Stats map[string]any
+
+	Want any
+	Why  string
+}
+
+// scriptRun is a script in progress.
+type scriptRun struct {
+	t       *testing.T
+	file    *scriptFile
+	origin  time.Time
+	e       *engine.Endpoint
+	calls   map[string][]*engine.Call
+	policy  engine.Policy
+	overlay engine.Overlay
+	mode    engine.Mode
+	draws   []uint64
+	drawn   int
+}
+
+func runScripts(t *testing.T, file string, only ...string) {
+	t.Helper()
+	var vectors scriptFile
+	readVectors(t, file, &vectors)
+	runCases(t, &vectors, only...)
+}
+
+func runCases(t *testing.T, vectors *scriptFile, only ...string) {
+	t.Helper()
+	ran := 0
+	for i := range vectors.Cases {
+		s := &vectors.Cases[i]
+		if len(only) > 0 && !slices.ContainsFunc(only, func(id string) bool { return strings.HasPrefix(s.Name, id+" ") }) {
+			continue
+		}
+		ran++
+		t.Run(s.Name, func(t *testing.T) { runScript(t, vectors, s) })
+	}
+	if ran == 0 || len(only) > ran {
+		t.Fatalf("%d cases of %v", ran, only)
+	}
+}
+
+func runScript(t *testing.T, file *scriptFile, s *script) {
+	r := &scriptRun{
+		t: t, file: file, calls: map[string][]*engine.Call{}, draws: s.Draws,
+		origin: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
+	}
+	r.policy = r.compile(s.Use, s.Settings)
+	r.overlay = r.compose(s.Switches)
+	r.mode = r.parseMode(s.Mode)
+	p := r.policy
+	r.e = engine.NewEndpoint(engine.Config{Origin: r.origin, Random: r.random, Mode: r.mode}, &p, r.overlay, 0)
+	for i := range s.Steps {
+		step := &s.Steps[i]
+		at := engine.Instant(0)
+		if step.At != nil {
+			at = engine.Instant(vectorDuration(t, step.At))
+		}
+		if got := r.step(at, step); !r.fits(got, step.Want) {
+			t.Fatalf("step %d at %s: %v, want %v %s", i+1, time.Duration(at), got, step.Want, step.Why)
+		}
+	}
+}
+
+func (r *scriptRun) random() uint64 {
+	if len(r.draws) == 0 {
+		return 0
+	}
+	d := r.draws[r.drawn%len(r.draws)]
+	r.drawn++
+	return d << 32
+}
+
+// compile merges presets and settings below ceilings that clip nothing.
+func (r *scriptRun) compile(use []string, own map[string]json.RawMessage) engine.Policy {
+	r.t.Helper()
+	all := map[string]json.RawMessage{
+		"ceilings.maxAttempts": json.RawMessage("10"), "ceilings.budgetRatio": json.RawMessage("1"),
+		"ceilings.minRetriesPerSecond": json.RawMessage("1000"), "ceilings.timeoutsOverall": json.RawMessage(`"1h"`),
+	}
+	for _, name := range use {
+		preset, ok := r.file.Presets[name]
+		if !ok {
+			r.t.Fatalf("no preset %q", name)
+		}
+		maps.Copy(all, preset)
+	}
+	maps.Copy(all, own)
+	s := vectorSettings(r.t, all)
+	if v := engine.Validate(engine.Global, s); len(v) > 0 {
+		r.t.Fatalf("settings break rules: %v", v)
+	}
+	return engine.Compile(engine.Merge(engine.Global, []engine.Document{{Scope: engine.Global, Settings: s}}))
+}
+
+func (r *scriptRun) compose(in []scriptSwitch) engine.Overlay {
+	r.t.Helper()
+	var all []engine.Switch
+	for _, s := range in {
+		sw := engine.Switch{
+			ID: s.ID, Action: s.Action, Scope: engine.Global, Percent: 100, Factor: s.Factor, Admit: s.Admit,
+			Ends: r.origin.Add(vectorDuration(r.t, s.Ends)),
+		}
+		if s.Restore != nil {
+			sw.Restore = vectorDuration(r.t, s.Restore)
+		}
+		all = append(all, sw)
+	}
+	return engine.Compose(all, "shop/payments/charge", engine.Standard, "instance-1")
+}
+
+func (r *scriptRun) parseMode(s string) engine.Mode {
+	switch s {
+	case "", "enforce":
+		return engine.ModeEnforce
+	case "observe":
+		return engine.ModeObserve
+	case "off":
+		return engine.ModeOff
+	}
+	r.t.Fatalf("mode %q", s)
+	return 0
+}
+
+// step carries out one step and returns what each call was told.
+func (r *scriptRun) step(at engine.Instant, s *scriptStep) []string {
+	switch {
+	case s.Begin != "":
+		return r.begin(at, s)
+	case s.Settle != "":
+		return r.each(s.Settle, s.First, func(c *engine.Call) *engine.Decision {
+			o := r.outcome(s)
+			if o.Kind == engine.OutcomeOK && c.Succeed() {
+				return &engine.Decision{}
+			}
+			return c.Settle(at, o)
+		})
+	case s.Resume != "":
+		return r.each(s.Resume, s.First, func(c *engine.Call) *engine.Decision { return c.Resume(at) })
+	case s.Abandon != "":
+		return r.each(s.Abandon, s.First, func(c *engine.Call) *engine.Decision {
+			c.Abandon(at)
+			return &engine.Decision{}
+		})
+	case s.Reload != nil || s.Use != nil:
+		r.policy = r.compile(s.Use, s.Reload)
+		r.reload(at)
+	case s.Switches != nil:
+		r.overlay = r.compose(*s.Switches)
+		r.reload(at)
+	case s.Mode != "":
+		r.mode = r.parseMode(s.Mode)
+		r.reload(at)
+	case s.Stats != nil:
+		r.stats(at, s)
+	default:
+		r.t.Fatalf("empty step %+v", s)
+	}
+	return nil
+}
+
+func (r *scriptRun) reload(at engine.Instant) {
+	p := r.policy
+	r.e.Reload(&p, r.overlay, r.mode, at)
+}
+
+func (r *scriptRun) begin(at engine.Instant, s *scriptStep) []string {
+	o := engine.CallOptions{Idempotent: !s.Unsafe && !s.Keyed, Keyed: s.Keyed, NoRetry: s.NoRetry}
+	if s.Deadline != nil {
+		o.Deadline = engine.Instant(vectorDuration(r.t, s.Deadline))
+	}
+	var told []string
+	r.calls[s.Begin] = nil
+	for range max(s.Times, 1) {
+		c := new(engine.Call)
+		d := r.e.Begin(c, at, o)
+		if d.Proceed {
+			r.calls[s.Begin] = append(r.calls[s.Begin], c)
+		}
+		told = append(told, say(d))
+	}
+	return told
+}
+
+// each asks the calls of a group, or its next few, and keeps those that go on.
+func (r *scriptRun) each(group string, first int, ask func(*engine.Call) *engine.Decision) []string {
+	calls := r.calls[group]
+	if len(calls) == 0 {
+		r.t.Fatalf("no calls %q", group)
+	}
+	if first == 0 {
+		first = len(calls)
+	}
+	var told []string
+	later := slices.Clone(calls[first:])
+	for _, c := range calls[:first] {
+		d := ask(c)
+		told = append(told, say(d))
+		if d.Retry || d.Proceed {
+			later = append(later, c)
+		}
+	}
+	r.calls[group] = later
+	return told
+}
+
+func (r *scriptRun) outcome(s *scriptStep) engine.Outcome {
+	o := engine.Outcome{NotSent: s.NotSent, BodyLost: s.BodyLost}
+	now := time.Date(2015, 10, 21, 7, 28, 0, 0, time.UTC)
+	if s.RetryAfter != nil {
+		o.Server = engine.ParseRetryAfter(*s.RetryAfter, now)
+	}
+	if s.Pushback != nil {
+		o.Server = engine.ParsePushback(*s.Pushback)
+	}
+	kinds := map[string]engine.OutcomeKind{
+		"ok": engine.OutcomeOK, "error": engine.OutcomeError, "retryable": engine.OutcomeRetryable,
+		"permanent": engine.OutcomePermanent, "cancelled": engine.OutcomeCancelled, "panic": engine.OutcomePanic,
+	}
+	network := map[string]engine.NetworkFailure{
+		"connect": engine.NetworkConnect, "reset": engine.NetworkReset, "timeout": engine.NetworkTimeout,
+	}
+	word, code, _ := strings.Cut(s.Outcome, " ")
+	if kind, ok := kinds[word]; ok {
+		o.Kind = kind
+		return o
+	}
+	if o.Network = network[word]; o.Network != 0 {
+		o.Kind = engine.OutcomeNetwork
+		return o
+	}
+	n, err := strconv.Atoi(code)
+	if err != nil || word != "http" && word != "grpc" {
+		r.t.Fatalf("outcome %q", s.Outcome)
+	}
+	o.Kind, o.Code = engine.OutcomeHTTP, n
+	if word == "grpc" {
+		o.Kind = engine.OutcomeGRPC
+	}
+	return o
+}
+
+// say puts a decision into the words of the vectors.
+func say(d *engine.Decision) string {
+	said := "end"
+	switch {
+	case d.Retry:
+		said = "retry " + d.Wait.String()
+	case d.Observed && d.Code == "":
+		said = "retry " + d.Wait.String()
+	case d.Code != "":
+		said = string(d.Code)
+	case d.Proceed:
+		said = "proceed"
+	}
+	if d.By != nil {
+		said += " by " + d.By.ID
+	}
+	if d.Observed {
+		said = "observed " + said
+	}
+	return said
+}
+
+// fits compares what calls were told with a word for all of them or a count for each word.
+func (r *scriptRun) fits(told []string, want any) bool {
+	switch want := want.(type) {
+	case nil:
+		return true
+	case string:
+		for _, s := range told {
+			if s != want {
+				return false
+			}
+		}
+		return len(told) > 0
+	case map[string]any:
+		counts := map[string]any{}
+		for _, s := range told {
+			n, _ := counts[s].(float64)
+			counts[s] = n + 1
+		}
+		return reflect.DeepEqual(counts, want)
+	}
+	r.t.Fatalf("want %v", want)
+	return false
+}
+
+func (r *scriptRun) stats(at engine.Instant, step *scriptStep) {
+	r.t.Helper()
+	s := r.e.Stats(at)
+	have := map[string]any{
+		"calls": s.Calls, "attempts": s.Attempts(), "ok": s.OK, "rescued": s.Rescued, "failed": s.Failed,
+		"cancelled": s.Cancelled, "rejected": s.Rejected, "retries": s.Retries, "observed": s.Observed,
+		"breaker": s.Breaker.State.String(), "rule": s.Breaker.Rule.String(), "until": time.Duration(s.Breaker.Until).String(),
+		"admitted": s.Breaker.Admitted, "probes": s.Breaker.Probes, "succeeded": s.Breaker.Succeeded, "needed": s.Breaker.Needed,
+		"allowed": s.Budget.Allowed, "used": s.Budget.Used, "left": s.Budget.Left,
+		"tokens": s.Budget.Tokens, "capacity": s.Budget.Capacity,
+		"gateKnown": s.Budget.Known, "gateSucceeded": s.Budget.Succeeded, "gateOpen": s.Budget.GateOpen,
+	}
+	for key, want := range step.Stats {
+		got, ok := have[key]
+		if code, isCode := strings.CutPrefix(key, "suppressed."); isCode {
+			got, ok = s.Suppressed(engine.Code(code)), true
+		}
+		if !ok {
+			r.t.Fatalf("no statistic %q", key)
+		}
+		if n, ok := want.(float64); ok {
+			want = strconv.FormatFloat(n, 'f', -1, 64)
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			r.t.Errorf("at %s: %s is %v, want %v %s", time.Duration(at), key, got, want, step.Why)
+		}
+	}
+}
