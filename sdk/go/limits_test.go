@@ -164,20 +164,25 @@ func TestO_BR_13_a_probe_that_never_ends_gives_its_slot_back(t *testing.T) {
 		c := newClient(t, with(b0, set{engine.TimeoutsAttempt: ms(2000)}))
 		fails(t, c, 10)
 		began := time.Now()
+		var mu sync.Mutex
 		var sends []time.Duration
 		var wg sync.WaitGroup
 		for range 120 { // a caller every 100 ms
 			time.Sleep(100 * time.Millisecond)
 			wg.Go(func() {
 				_, _ = policyd.Do(t.Context(), ep, func(context.Context) (int, error) {
+					mu.Lock()
 					sends = append(sends, time.Since(began))
+					mu.Unlock()
 					time.Sleep(10 * time.Minute) // whatever the context says
 					return 0, nil
 				}, policyd.Using(c))
 			})
 		}
 		synctest.Wait()
-		got := slices.Clone(sends) // nobody else runs
+		mu.Lock()
+		got := slices.Clone(sends)
+		mu.Unlock()
 		wg.Wait()
 		equalTimes(t, got, 5*time.Second, 12*time.Second)
 		if s := breakerState(c); s == engine.BreakerClosed {
