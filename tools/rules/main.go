@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	maxPackageLines = 3000
+	maxPackageLines = 1500 // of code: blanks and comments do not count
 	maxStructFields = 20
 )
 
@@ -33,6 +33,14 @@ var (
 	mdLink      = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
 	makeTarget  = regexp.MustCompile("`make ([a-z-]+)")
 )
+
+// largePackages may be larger, for the reasons in docs/adr/0010-large-packages.md.
+var largePackages = map[string]int{
+	"internal/admin": 2500,
+	"internal/ctl":   6000,
+	"sdk/go":         5000,
+	"sdk/go/engine":  5000,
+}
 
 type checker struct {
 	root     string
@@ -91,8 +99,9 @@ func main() {
 		}
 	}
 	for dir, n := range c.lines {
-		if n > maxPackageLines {
-			c.report(dir, "package has %d lines, at most %d", n, maxPackageLines)
+		limit := max(maxPackageLines, largePackages[dir])
+		if n > limit {
+			c.report(dir, "package has %d lines of code, at most %d", n, limit)
 		}
 	}
 	if c.findings > 0 {
@@ -128,7 +137,7 @@ func (c *checker) goFile(path string, src []byte, packages map[string]bool) {
 	if test {
 		return
 	}
-	c.lines[dir] += bytes.Count(src, []byte("\n"))
+	c.lines[dir] += codeLines(src)
 	if file.Name.Name == "main" || strings.HasPrefix(file.Doc.Text(), "Package "+file.Name.Name+" ") {
 		packages[dir] = true
 	} else if _, seen := packages[dir]; !seen {
@@ -140,6 +149,16 @@ func (c *checker) goFile(path string, src []byte, packages map[string]bool) {
 		}
 		return true
 	})
+}
+
+// codeLines counts the lines that are neither blank nor a comment.
+func codeLines(src []byte) (n int) {
+	for line := range bytes.Lines(src) {
+		if line = bytes.TrimSpace(line); len(line) > 0 && !bytes.HasPrefix(line, []byte("//")) {
+			n++
+		}
+	}
+	return n
 }
 
 func mayOwnContext(path string) bool {
