@@ -148,7 +148,7 @@ func (s *Store) applyTombstone(kv *mvccpb.KeyValue) {
 }
 
 func (s *Store) applyDeletions(kv *mvccpb.KeyValue) {
-	since, err := decodeDeletionsSince(kv.GetValue())
+	since, err := decodeDeletionsSince(kv.GetValue(), kv.GetModRevision())
 	if err != nil {
 		s.unreadable(keyDeletions, policy.Revision(kv.GetModRevision()), err)
 		return

@@ -152,10 +152,16 @@ func encodeDeletionsSince(since policy.Revision) ([]byte, error) {
 	return marshal(&policydv1.StoredDeletions{SinceRevision: int64(since)})
 }
 
-func decodeDeletionsSince(raw []byte) (policy.Revision, error) {
+// decodeDeletionsSince reads the mark that was written at revision.
+func decodeDeletionsSince(raw []byte, revision int64) (policy.Revision, error) {
 	var d policydv1.StoredDeletions
-	err := unmarshal(raw, &d)
-	return policy.Revision(d.GetSinceRevision()), err
+	if err := unmarshal(raw, &d); err != nil {
+		return 0, err
+	}
+	if since := d.GetSinceRevision(); since < 0 || since >= revision {
+		return 0, fmt.Errorf("revision %d is not before %d", since, revision)
+	}
+	return policy.Revision(d.GetSinceRevision()), nil
 }
 
 func encodeEpoch(id policy.Epoch, cluster uint64) ([]byte, error) {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"log/slog"
 	"net/url"
 	"os"
@@ -73,11 +72,11 @@ func Open(ctx context.Context, cfg External) (*clientv3.Client, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	for pause, said := 100*time.Millisecond, false; ; pause = min(2*pause, 5*time.Second) {
-		client, err := clientv3.New(settings)
+		client, err := dial(ctx, settings)
 		if err == nil {
 			return client, nil
 		}
-		if !unavailable(err) {
+		if !unavailable(err) && ctx.Err() == nil {
 			return nil, translate(err, "log in to etcd at "+cfg.String())
 		}
 		if !said {
@@ -86,10 +85,25 @@ func Open(ctx context.Context, cfg External) (*clientv3.Client, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, translate(errors.Join(ctx.Err(), err), "log in to etcd at "+cfg.String())
+			return nil, translate(ctx.Err(), "log in to etcd at "+cfg.String())
 		case <-time.After(pause):
 		}
 	}
+}
+
+// dial makes a client that outlives ctx, though ctx ends the attempt.
+func dial(ctx context.Context, settings clientv3.Config) (*clientv3.Client, error) {
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, end)
+	settings.Context = life
+	client, err := clientv3.New(settings)
+	stop()
+	if err != nil {
+		end()
+		return nil, err
+	}
+	context.AfterFunc(client.Ctx(), end)
+	return client, nil
 }
 
 func settings(cfg External) (clientv3.Config, error) {

@@ -58,7 +58,7 @@ func (s *Store) sweepTombstones(ctx context.Context, now time.Time) error {
 		since := policy.Revision(part[len(part)-1].GetModRevision())
 		for _, kv := range mark.Kvs {
 			at = kv.GetModRevision()
-			if before, err := decodeDeletionsSince(kv.GetValue()); err == nil {
+			if before, err := decodeDeletionsSince(kv.GetValue(), kv.GetModRevision()); err == nil {
 				since = max(since, before)
 			}
 		}
@@ -112,16 +112,18 @@ func (s *Store) sweepEnded(ctx context.Context, now time.Time) error {
 }
 
 func (s *Store) sweepOutbox(ctx context.Context, _ time.Time) error {
-	waiting, err := s.OutboxCount(ctx)
+	waiting, err := s.client.Get(ctx, s.keys.dir(dirOutbox), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
 		return err
 	}
-	if waiting <= int64(s.outbox) {
+	excess := waiting.Count - int64(s.outbox)
+	if excess <= 0 {
 		return nil
 	}
+	// As of the count: what another replica has dropped since must not be made up for.
 	oldest, err := s.client.Get(ctx, s.keys.dir(dirOutbox), clientv3.WithPrefix(), clientv3.WithKeysOnly(),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend),
-		clientv3.WithLimit(waiting-int64(s.outbox)))
+		clientv3.WithRev(waiting.Header.GetRevision()),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(excess))
 	if err != nil {
 		return err
 	}

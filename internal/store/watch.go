@@ -10,6 +10,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/policyd/policyd/internal/policy"
@@ -42,12 +43,22 @@ func (s *Store) Run(ctx context.Context, sinks ...func(policy.Update)) error {
 			quiet = true
 			s.log.Warn("store is read again", "error", err)
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(pause):
-		}
+		s.rest(ctx, pause)
 		pause = min(2*pause, s.timing.MaxPause)
+	}
+}
+
+// rest waits for pause, or until a connection that was lost is back.
+func (s *Store) rest(ctx context.Context, pause time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, pause)
+	defer cancel()
+	conn := s.client.ActiveConnection()
+	if conn == nil || conn.GetState() == connectivity.Ready {
+		<-ctx.Done()
+		return
+	}
+	for state := conn.GetState(); state != connectivity.Ready && conn.WaitForStateChange(ctx, state); {
+		state = conn.GetState()
 	}
 }
 
@@ -65,8 +76,7 @@ func (s *Store) follow(ctx context.Context, life int, sinks []func(policy.Update
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(
 		metadata.AppendToOutgoingContext(ctx, "policyd-watch", strconv.Itoa(life))))
 	w := &watch{
-		store: s, sinks: sinks, confirmed: time.Now(),
-		probes: make(chan probe, 1), listings: make(chan comparison, 1),
+		store: s, sinks: sinks, probes: make(chan probe, 1), listings: make(chan comparison, 1),
 	}
 	defer cancel()
 	// The reads end before the watch does: to ask a watch that is gone for its progress would
@@ -97,10 +107,7 @@ type watch struct {
 	// The last probe that came back, and how far the watch has got since it began.
 	pending *probe
 	heard   policy.Revision
-	// confirmed is when the view was last known to be right; alive says that it was since
-	// the watch began.
-	confirmed time.Time
-	alive     bool
+	alive   bool // the view was known to be right since the watch began
 
 	listings  chan comparison
 	comparing bool
@@ -119,6 +126,8 @@ func (w *watch) run(ctx context.Context, responses clientv3.WatchChan) error {
 	defer probing.Stop()
 	comparing := time.NewTicker(w.store.timing.Compare)
 	defer comparing.Stop()
+	silence := time.NewTimer(w.store.timing.Silence)
+	defer silence.Stop()
 	w.probe(ctx)
 	for {
 		select {
@@ -139,12 +148,11 @@ func (w *watch) run(ctx context.Context, responses clientv3.WatchChan) error {
 			if c.err == nil {
 				w.listed = &c
 			}
-		case now := <-probing.C:
-			if silence := now.Sub(w.confirmed); silence > w.store.timing.Silence {
-				w.store.doubt(errSilent)
-				return errSilent
-			}
+		case <-probing.C:
 			w.probe(ctx)
+		case <-silence.C:
+			w.store.doubt(errSilent)
+			return errSilent
 		case <-comparing.C:
 			w.compare(ctx)
 		case <-ctx.Done():
@@ -152,7 +160,8 @@ func (w *watch) run(ctx context.Context, responses clientv3.WatchChan) error {
 		}
 		if w.pending != nil && w.heard >= w.pending.revision {
 			w.store.confirm(w.pending.began)
-			w.confirmed, w.alive, w.pending = time.Now(), true, nil
+			silence.Reset(w.store.timing.Silence)
+			w.alive, w.pending = true, nil
 		}
 		if w.listed != nil && w.store.reached(w.listed.revision) {
 			if err := w.store.check(w.listed); err != nil {

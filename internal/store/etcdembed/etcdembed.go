@@ -31,7 +31,10 @@ const (
 
 	// maxRequest holds a batch of 100 large documents together with its audit record.
 	maxRequest = 10 << 20
+
 	lockName   = "policyd.lock"
+	firstName  = "policyd.first-start"
+	memberName = "member"
 )
 
 // Config of an embedded member. Dir is required.
@@ -98,9 +101,17 @@ func (s *Server) Reclaim(ctx context.Context) error {
 	if err := s.etcd.Server.Defragment(); err != nil {
 		return fmt.Errorf("defragment the store: %w", err)
 	}
-	all := &clientv3.AlarmMember{Alarm: etcdserverpb.AlarmType_NOSPACE}
-	if _, err := s.client.AlarmDisarm(ctx, all); err != nil {
-		return fmt.Errorf("lift the alarm of the store: %w", err)
+	alarms, err := s.client.AlarmList(ctx)
+	if err != nil {
+		return fmt.Errorf("read the alarms of the store: %w", err)
+	}
+	for _, alarm := range alarms.Alarms {
+		if alarm.GetAlarm() != etcdserverpb.AlarmType_NOSPACE {
+			continue
+		}
+		if _, err := s.client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(alarm)); err != nil {
+			return fmt.Errorf("lift the alarm of the store: %w", err)
+		}
 	}
 	return nil
 }
@@ -152,7 +163,7 @@ func boot(ctx context.Context, cfg Config, lock *fileutil.LockedFile) (*embed.Et
 	}
 	started := make(chan outcome)
 	go func() {
-		etcd, err := startMember(ctx, settings(cfg))
+		etcd, err := startMember(ctx, cfg)
 		select {
 		case started <- outcome{etcd, err}:
 			if err != nil {
@@ -177,19 +188,24 @@ func boot(ctx context.Context, cfg Config, lock *fileutil.LockedFile) (*embed.Et
 	}
 }
 
-func startMember(ctx context.Context, settings *embed.Config) (etcd *embed.Etcd, err error) {
+func startMember(ctx context.Context, cfg Config) (etcd *embed.Etcd, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			etcd, err = nil, fmt.Errorf("etcd cannot use the data: %v", r)
 		}
 	}()
-	etcd, err = embed.StartEtcd(settings)
+	if err := beginFirst(cfg.Dir); err != nil {
+		return nil, err
+	}
+	etcd, err = embed.StartEtcd(settings(cfg))
 	if err != nil {
 		return nil, err
 	}
 	select {
 	case <-etcd.Server.ReadyNotify():
-		return etcd, nil
+		if err = endFirst(cfg.Dir); err == nil {
+			return etcd, nil
+		}
 	case err = <-etcd.Err():
 	case <-etcd.Server.StopNotify():
 		err = errors.New("etcd stopped while it started")
@@ -198,4 +214,44 @@ func startMember(ctx context.Context, settings *embed.Config) (etcd *embed.Etcd,
 	}
 	etcd.Close()
 	return nil, err
+}
+
+// beginFirst marks the directory while its first start is under way. A first start that was
+// interrupted leaves a member that never becomes ready; nobody has used it yet, so the next
+// start begins anew.
+func beginFirst(dir string) error {
+	member, mark := filepath.Join(dir, memberName), filepath.Join(dir, firstName)
+	if fileutil.Exist(mark) {
+		if err := os.RemoveAll(member); err != nil {
+			return fmt.Errorf("remove what an interrupted first start left: %w", err)
+		}
+	}
+	if fileutil.Exist(member) {
+		return nil
+	}
+	if err := os.WriteFile(mark, nil, 0o600); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+// endFirst takes the mark away, for good: were it to come back after a power cut, the next
+// start would remove the data.
+func endFirst(dir string) error {
+	err := os.Remove(filepath.Join(dir, firstName))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
