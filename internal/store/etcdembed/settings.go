@@ -42,7 +42,8 @@ func settings(cfg Config) *embed.Config {
 	return c
 }
 
-// bridge returns a zap logger that writes warnings and errors to log. etcd ends the process
+// bridge returns a zap logger that writes warnings to log as information and errors as
+// warnings. etcd ends the process
 // on data it cannot use; here that is a panic, which Start turns into an error.
 func bridge(log *slog.Logger) *zap.Logger {
 	options := []zap.Option{zap.WithFatalHook(zapcore.WriteThenPanic)}
@@ -79,9 +80,11 @@ func (c *slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 	for _, f := range fields {
 		f.AddTo(values)
 	}
-	log := c.log.Warn
+	// One level down: what etcd warns of at every start, and repairs by itself, is nothing
+	// that a person must act on.
+	log := c.log.Info
 	if entry.Level > zapcore.WarnLevel {
-		log = c.log.Error
+		log = c.log.Warn
 	}
 	log("etcd reports", "event", entry.Message, "fields", values.Fields)
 	return nil
