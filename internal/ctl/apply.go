@@ -188,7 +188,7 @@ func (a *app) carryOut(ctx context.Context, p *plan, yes bool, w *waitFlags) err
 		return err
 	}
 	if a.human() {
-		a.out.printf("%s %s, revision %d\n", a.out.green("✓"), summary(p, t), revision)
+		a.done("%s %s, revision %d\n", a.out.green("✓"), summary(p, t), revision)
 	}
 	end, err := a.afterWrite(ctx, w, revision, fmt.Sprintf("revision %d", revision))
 	if err != nil {
@@ -224,8 +224,14 @@ func (a *app) unchanged(p *plan) error {
 		v.Revision = 0
 		return a.showWritten(v)
 	}
-	for _, c := range p.view(false).Changes {
-		a.out.printf("%s %s unchanged\n", c.Kind, clean(c.Name))
+	const most = 20
+	changes := p.view(false).Changes
+	if len(changes) > most {
+		a.done("%d documents unchanged\n", len(changes))
+		return nil
+	}
+	for _, c := range changes {
+		a.done("%s %s unchanged\n", c.Kind, clean(c.Name))
 	}
 	return nil
 }
@@ -254,7 +260,7 @@ func (a *app) write(ctx context.Context, p *plan) (revision int64, err error) {
 		written += len(resp.GetResults())
 		results = append(results, resp.GetResults()...)
 		revision = max(revision, resp.GetRevision())
-		if len(p.chunks) > 1 {
+		if len(p.chunks) > 1 && a.human() {
 			a.say("step %d of %d: %d documents, revision %d\n", i+1, len(p.chunks), len(resp.GetResults()), resp.GetRevision())
 		}
 	}

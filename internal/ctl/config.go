@@ -56,6 +56,9 @@ func (a *app) config() (*settings, error) {
 	}
 	if a.global.addr != "" {
 		s.addr, s.addrFrom = a.global.addr, "--addr"
+		if a.fromEnv["addr"] {
+			s.addrFrom = flagVariable("addr")
+		}
 	}
 	addr, err := normalAddr(s.addr)
 	if err != nil {
@@ -176,6 +179,7 @@ func (a *app) flagsFromEnv(flags *pflag.FlagSet) error {
 		if err := flags.Set(f.Name, v); err != nil {
 			failed = usagef("%s=%s: %s", name, v, lastPart(err.Error()))
 		}
+		a.fromEnv[f.Name] = true
 	})
 	return failed
 }

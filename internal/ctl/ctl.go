@@ -45,6 +45,8 @@ type app struct {
 
 	// flags of every command
 	global globalFlags
+	// fromEnv names the flags whose value is from the environment.
+	fromEnv map[string]bool
 	// settings and client are made on first use
 	settings *settings
 	client   *client
@@ -71,7 +73,7 @@ func newApp(in io.Reader, out, errOut io.Writer, env Env) *app {
 	if env.Lookup == nil {
 		env.Lookup = func(string) (string, bool) { return "", false }
 	}
-	a := &app{in: in, env: env}
+	a := &app{in: in, env: env, fromEnv: make(map[string]bool)}
 	a.out, a.err = newTerminal(out, env), newTerminal(errOut, env)
 	return a
 }

@@ -78,8 +78,7 @@ func (a *app) edit(ctx context.Context, o *editOptions) error {
 		_ = os.Remove(file) // a left-over in the temporary folder harms nobody
 		return err
 	}
-	a.err.printf("Your text is kept in %s\n", file)
-	return err
+	return addHint(a.describe(err), "Your text is kept in "+file)
 }
 
 // editable returns the text to start from and the revision that it shows.
@@ -130,7 +129,7 @@ func (s *editSession) run(ctx context.Context) (keep bool, err error) {
 		}
 		text := s.text()
 		if bytes.Equal(text, s.original) {
-			s.a.out.printf("%s unchanged\n", s.o.scope)
+			s.a.done("%s unchanged\n", s.o.scope)
 			return false, nil
 		}
 		p, err := s.plan(ctx, text)
@@ -138,8 +137,8 @@ func (s *editSession) run(ctx context.Context) (keep bool, err error) {
 			return s.finish(ctx, p)
 		}
 		gaveUp := bytes.Equal(text, before)
-		var f *failure
-		retry := errors.As(asFailure(s.a, err), &f) && f.exit == exitRefused && s.a.interactive() && !gaveUp
+		f := s.a.describe(err)
+		retry := f.exit == exitRefused && s.a.interactive() && !gaveUp
 		if !retry {
 			return true, err
 		}
@@ -149,8 +148,6 @@ func (s *editSession) run(ctx context.Context) (keep bool, err error) {
 		}
 	}
 }
-
-func asFailure(a *app, err error) error { return a.describe(err) }
 
 // text is what the editor left, without our error lines.
 func (s *editSession) text() []byte {
@@ -223,7 +220,11 @@ func (s *editSession) open(ctx context.Context) error {
 		shell, args = "cmd", []string{"/C", command + " " + s.file}
 	}
 	cmd := exec.CommandContext(ctx, shell, args...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.a.in, editorOutput(s.a), s.a.err.w
+	cmd.Stdout, cmd.Stderr = editorOutput(s.a), s.a.err.w
+	// Only a file can be shared; from any other reader the copy would swallow our answers.
+	if f, ok := s.a.in.(*os.File); ok {
+		cmd.Stdin = f
+	}
 	if err := cmd.Run(); err != nil {
 		return failf(exitFailed, "editor", "editor %q: %s", command, err)
 	}

@@ -71,7 +71,7 @@ func (a *app) fleet(ctx context.Context, o *fleetOptions) (*list, error) {
 		return nil, err
 	}
 	l := &list{
-		kind: "InstanceList", revision: resp.GetRevision(),
+		kind: "InstanceList", revision: resp.GetRevision(), empty: "no instances",
 		columns: cols("INSTANCE", "SERVICE", "SDK", "REVISION", "STATE", "SINCE", "MODE+", "SOURCE+", "NOTE"),
 	}
 	for _, in := range resp.GetInstances() {

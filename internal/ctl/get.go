@@ -76,7 +76,7 @@ func newGetPoliciesCmd(a *app) *cobra.Command {
 
 func (a *app) policies(ctx context.Context, o *policiesOptions) (*list, error) {
 	l := &list{
-		kind: "RetryPolicyList", documents: true,
+		kind: "RetryPolicyList", documents: true, empty: "no policies: built-in values apply",
 		columns: cols("SCOPE", "FIELDS", "REVISION", "CHANGED", "BY", "MANAGED BY", "IN FORCE", "OWNER+", "LABELS+"),
 	}
 	scopes := o.scopes

@@ -178,7 +178,7 @@ func locate(err error, objects []*document.Object) error {
 		line := d.line()
 		for _, o := range objects {
 			if o.Policy != nil && d.Scope != "" && o.Policy.Scope == engine.Scope(d.Scope) && o.Position(d.Path) != "" {
-				line = o.Position(d.Path) + ": " + line
+				line = o.Position(d.Path) + ": " + strings.TrimPrefix(line, d.Scope+": ")
 				break
 			}
 		}

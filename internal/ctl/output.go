@@ -58,6 +58,8 @@ type list struct {
 	columns []column
 	// documents says that the items are documents, so that YAML is a stream of them.
 	documents bool
+	// empty is said to people where there are no items.
+	empty string
 }
 
 type column struct {
@@ -102,6 +104,10 @@ func (a *app) show(l *list) error {
 			return a.printDocuments(l)
 		}
 		return a.printYAML(l.object())
+	}
+	if len(l.items) == 0 && l.empty != "" {
+		a.say("%s\n", l.empty)
+		return nil
 	}
 	a.printTable(l)
 	return nil

@@ -239,6 +239,9 @@ func bar(p *policydv1.Progress) string {
 
 // report prints where a change is in force and who is missing.
 func (a *app) report(o *outcome) {
+	if a.global.quiet && o.reached {
+		return
+	}
 	p := o.progress()
 	if o.last == nil {
 		a.out.printf("  in force  not known: %s\n", describeLost(o))

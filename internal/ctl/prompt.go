@@ -15,11 +15,21 @@ func (a *app) say(format string, args ...any) {
 	}
 }
 
+// done prints that something was done.
+func (a *app) done(format string, args ...any) {
+	if !a.global.quiet {
+		a.out.printf(format, args...)
+	}
+}
+
 // banner names the environment that a write goes to.
 func (a *app) banner() error {
 	s, err := a.config()
 	if err != nil {
 		return err
+	}
+	if !a.human() {
+		return nil
 	}
 	name := s.name()
 	if s.critical {
@@ -38,7 +48,7 @@ func (a *app) interactive() bool {
 // the flag.
 func (a *app) confirm(ctx context.Context, question, flag string) error {
 	if !a.interactive() {
-		return usagef("%s needs an answer, and nobody can be asked: add %s", strings.TrimSuffix(question, "?"), flag)
+		return cannotAsk(flag)
 	}
 	a.err.printf("\n%s [y/N] ", question)
 	line, err := a.readLine(ctx)
@@ -52,10 +62,14 @@ func (a *app) confirm(ctx context.Context, question, flag string) error {
 	return failf(exitFailed, "declined", "nothing was changed")
 }
 
+func cannotAsk(flag string) *failure {
+	return usagef("this asks before it writes, and there is no terminal to ask on: add %s", flag)
+}
+
 // confirmScope asks to type a scope.
 func (a *app) confirmScope(ctx context.Context, scope, flag string) error {
 	if !a.interactive() {
-		return usagef("%s must be confirmed by its name, and nobody can be asked: add %s", scope, flag)
+		return cannotAsk(flag)
 	}
 	a.err.printf("\nType %s to go on: ", scope)
 	line, err := a.readLine(ctx)

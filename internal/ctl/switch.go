@@ -196,6 +196,9 @@ func (a *app) settle(ctx context.Context, o *startOptions) error {
 		return usagef("a switch on a whole namespace needs --confirm=%s", o.scope).
 			hint("This protects against a scope typed too short.")
 	}
+	if !o.dryRun && !o.yes && o.confirm == "" && !a.interactive() {
+		return cannotAsk("--yes")
+	}
 	if o.reason != "" {
 		return nil
 	}
@@ -392,7 +395,7 @@ func (a *app) followSwitch(ctx context.Context, o *startOptions, started *policy
 		if started.GetExisted() {
 			word = "was on already, nothing was written"
 		}
-		a.out.printf("%s %s %s, revision %d\n", a.out.green("✓"), clean(id), word, st.GetRevision())
+		a.done("%s %s %s, revision %d\n", a.out.green("✓"), clean(id), word, st.GetRevision())
 	}
 	var end *outcome
 	if !o.wait.noWait {
@@ -416,7 +419,7 @@ func (a *app) followSwitch(ctx context.Context, o *startOptions, started *policy
 				a.say("Stopped waiting; the switch is on and stays on.\n")
 			}
 		}
-		a.out.printf("\nExtend  policyctl switch extend %s --for 30m\nRevert  policyctl switch revert %s\n", clean(id), clean(id))
+		a.done("\nExtend  policyctl switch extend %s --for 30m\nRevert  policyctl switch revert %s\n", clean(id), clean(id))
 	})
 	if err != nil || end == nil {
 		return err

@@ -53,7 +53,7 @@ func (a *app) extendSwitch(ctx context.Context, o *extendOptions) error {
 	}
 	st := resp.GetStatus()
 	if a.human() {
-		a.out.printf("%s %s ends at %s, %s from now, revision %d\n", a.out.green("✓"), clean(o.id),
+		a.done("%s %s ends at %s, %s from now, revision %d\n", a.out.green("✓"), clean(o.id),
 			clock(st.GetKillSwitch().GetExpiresAt().AsTime()), shortDuration(st.GetLeft().AsDuration().Round(time.Second)), st.GetRevision())
 	}
 	end, err := a.afterWrite(ctx, &o.wait, st.GetRevision(), o.id)
@@ -156,7 +156,7 @@ func (a *app) revertSwitches(ctx context.Context, o *revertOptions) error {
 func (a *app) printReverted(st *policydv1.SwitchStatus, revision int64) {
 	k := st.GetKillSwitch()
 	if revision == 0 || st.GetRevision() != revision {
-		a.out.printf("%s %s had ended already\n", a.out.green("✓"), clean(k.GetId()))
+		a.done("%s %s had ended already\n", a.out.green("✓"), clean(k.GetId()))
 		return
 	}
 	back := ""
@@ -170,7 +170,7 @@ func (a *app) printReverted(st *policydv1.SwitchStatus, revision int64) {
 			back = fmt.Sprintf("; %s back over %s", what, engine.FormatDuration(over))
 		}
 	}
-	a.out.printf("%s %s is reverted, revision %d%s\n", a.out.green("✓"), clean(k.GetId()), revision, back)
+	a.done("%s %s is reverted, revision %d%s\n", a.out.green("✓"), clean(k.GetId()), revision, back)
 }
 
 // confirmRevert shows what a selection would end.

@@ -67,7 +67,7 @@ func (a *app) switches(ctx context.Context, o *switchListOptions) (*list, error)
 
 func (a *app) switchList(resp *policydv1.ListSwitchesResponse) (*list, error) {
 	l := &list{
-		kind: "KillSwitchList", revision: resp.GetRevision(), documents: true,
+		kind: "KillSwitchList", revision: resp.GetRevision(), documents: true, empty: "no kill switches",
 		columns: cols("ID", "ACTION", "SCOPE", "LEFT", "INCIDENT", "BY", "IN FORCE", "ENDS+", "REASON+"),
 	}
 	for _, st := range resp.GetSwitches() {

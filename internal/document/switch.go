@@ -28,7 +28,7 @@ func switchFields() []switchField {
 		{"incident", "text", "", "Incident it belongs to; required for global."},
 		{"reason", "text", "", "Why; required."},
 		{"restore", "block", "{over: 2m}", "over: time in which retries or calls come back after the end."},
-		{"drill", "true or false", "false", "Recorded and shown, but changes nothing."},
+		{"drill", "boolean", "false", "Recorded and shown, but changes nothing."},
 	}
 }
 
