@@ -28,7 +28,9 @@ type call struct {
 	inner   bool  // within an attempt of another call
 	last    error // of the attempt before
 	ended   atomic.Bool
-	outcome Outcome
+	// when it has ended
+	code     Code
+	revision int64
 }
 
 // mark is the context of an attempt, or of calls with options.
@@ -116,8 +118,8 @@ func (k *call) begin(ctx context.Context, o engine.CallOptions) error {
 		k.mark.Context, k.mark.number = ctx, 1
 		return nil
 	}
-	k.end(Code(d.Code), 0)
-	e := k.failure(d, nil, 0)
+	k.end(Code(d.Code))
+	e := k.failure(d, nil)
 	k.client.gaveUp(ctx, e)
 	return e
 }
@@ -140,26 +142,31 @@ func (k *call) note(d *engine.Decision) {
 }
 
 // end makes the outcome final.
-func (k *call) end(code Code, attempts int) {
-	k.outcome = Outcome{
-		Endpoint: k.ep.name, Attempts: attempts, Waited: k.waited, Code: code, Revision: k.client.revision(),
-	}
+func (k *call) end(code Code) {
+	k.code, k.revision = code, k.client.revision()
 	k.ended.Store(true)
+}
+
+// sends is how many attempts were made.
+func (k *call) sends() int {
+	if k.mark.Context == nil { // refused
+		return 0
+	}
+	return k.engine.Attempts()
 }
 
 // stop ends a call that makes no further attempt, and returns the error that says so: nil
 // when the policy did not change the outcome.
 func (k *call) stop(ctx context.Context, d *engine.Decision, last error) error {
-	attempts := k.engine.Attempts()
 	code := Code(d.Code)
 	if d.Observed || k.quiet {
 		code = ""
 	}
-	k.end(code, attempts)
+	k.end(code)
 	if code == "" {
 		return nil
 	}
-	e := k.failure(d, last, attempts)
+	e := k.failure(d, last)
 	k.client.gaveUp(ctx, e)
 	if code == CodeNotSafe && !k.ep.toldUnsafe.Swap(true) {
 		k.client.cfg.logger.Info("a failed call is not repeated: it is not idempotent", "endpoint", k.ep.name)
@@ -172,7 +179,7 @@ func (k *call) stop(ctx context.Context, d *engine.Decision, last error) error {
 func (k *call) panicked() {
 	k.settle(engine.Outcome{Kind: engine.OutcomePanic})
 	k.engine.Abandon(k.client.now())
-	k.end("", k.engine.Attempts())
+	k.end("")
 }
 
 // after settles an attempt and, when there is to be another one, waits until it may go
@@ -210,7 +217,7 @@ func (k *call) finish(ctx context.Context, s *sent, d *engine.Decision) error {
 	if d.Code != "" {
 		err = k.stop(ctx, d, s.failure())
 	} else {
-		k.end("", k.engine.Attempts())
+		k.end("")
 	}
 	if s.err != nil {
 		if err == nil {
@@ -270,11 +277,11 @@ func (k *call) wait(ctx context.Context, cancelled <-chan struct{}, d *engine.De
 // left ends a call whose caller went away, and returns the error for it. err is that of the
 // attempt that was cut, nil during a wait. After an earlier failure it tells both.
 func (k *call) left(ctx context.Context, err error) error {
-	k.end("", k.engine.Attempts())
+	k.end("")
 	if k.last == nil {
 		return err
 	}
-	e := &goneError{endpoint: k.ep.name, attempts: k.outcome.Attempts, ctx: ctx.Err(), last: k.last}
+	e := &goneError{endpoint: k.ep.name, attempts: k.sends(), ctx: ctx.Err(), last: k.last}
 	if e.ctx == nil {
 		e.ctx = errRequestCancelled
 	} else if cause := context.Cause(ctx); !errors.Is(e.ctx, cause) {

@@ -11,12 +11,12 @@ import (
 )
 
 // failure describes decision d, after which the call makes no further attempt.
-func (k *call) failure(d *engine.Decision, last error, attempts int) *Error {
+func (k *call) failure(d *engine.Decision, last error) *Error {
 	now := k.client.now()
 	p := k.ep.Policy()
 	e := &Error{
-		Endpoint: k.ep.name, Code: Code(d.Code), Attempts: attempts, Elapsed: now.Sub(k.began),
-		RetryAt: k.client.wall(d.RetryAt), Revision: k.outcome.Revision, Err: last,
+		Endpoint: k.ep.name, Code: Code(d.Code), Attempts: k.sends(), Elapsed: now.Sub(k.began),
+		RetryAt: k.client.wall(d.RetryAt), Revision: k.revision, Err: last,
 		at: k.client.origin.Add(time.Duration(now)).Round(0), detail: detail(d, p),
 	}
 	if d.By != nil {

@@ -27,5 +27,8 @@ func OutcomeOf(resp *http.Response) (o Outcome, ok bool) {
 	if m == nil || m.call == nil || !m.call.ended.Load() {
 		return Outcome{}, false
 	}
-	return m.call.outcome, true
+	k := m.call
+	return Outcome{
+		Endpoint: k.ep.name, Attempts: k.sends(), Waited: k.waited, Code: k.code, Revision: k.revision,
+	}, true
 }

@@ -22,32 +22,39 @@ var errBodyTaken = errors.New("policyd: request body belongs to a later attempt"
 // requestBody gives each attempt of a call the whole body, or none: never a part of it.
 // The caller's body is closed once, after its last use.
 type requestBody struct {
-	plain  io.ReadCloser                 // what the caller gave; nil for an empty body
+	plain  io.ReadCloser                 // what the caller gave
 	again  func() (io.ReadCloser, error) // the request's GetBody
 	keep   *keptBody                     // without GetBody
 	passed bool                          // plain is in the hands of the base transport
+	coming io.ReadCloser                 // for the next attempt
 }
 
-// newRequestBody prepares req's body. Up to limit bytes are kept if there is no GetBody.
-func newRequestBody(req *http.Request, limit int64) requestBody {
+// newRequestBody prepares req's body, nil for an empty one. Up to limit bytes are kept if
+// there is no GetBody; a negative limit is for a call that is sent once.
+func newRequestBody(req *http.Request, limit int64) *requestBody {
 	switch {
 	case req.Body == nil || req.Body == http.NoBody:
-		return requestBody{}
+		return nil
+	case limit < 0:
+		return &requestBody{plain: req.Body}
 	case req.GetBody != nil:
-		return requestBody{plain: req.Body, again: req.GetBody}
+		return &requestBody{plain: req.Body, again: req.GetBody}
 	}
 	if req.ContentLength > limit {
 		limit = 0
 	}
-	k := &keptBody{src: req.Body, limit: max(limit, 0), size: req.ContentLength, reading: make(chan struct{}, 1)}
-	return requestBody{plain: req.Body, keep: k}
+	k := &keptBody{src: req.Body, limit: limit, size: req.ContentLength, reading: make(chan struct{}, 1)}
+	return &requestBody{plain: req.Body, keep: k}
 }
 
 // replayable reports whether another attempt could have the whole body.
-func (b *requestBody) replayable() bool { return b.keep == nil || b.keep.replayable() }
+func (b *requestBody) replayable() bool { return b == nil || b.keep == nil || b.keep.replayable() }
 
-// first returns the body of the first attempt.
+// first returns the body of the first attempt, nil for an empty one.
 func (b *requestBody) first() io.ReadCloser {
+	if b == nil {
+		return nil
+	}
 	if b.keep != nil {
 		r, _ := b.keep.next()
 		return r
@@ -56,29 +63,48 @@ func (b *requestBody) first() io.ReadCloser {
 	return b.plain
 }
 
-// next returns the body of a further attempt. It reports errBodyTaken or GetBody's error
-// when there is none.
-func (b *requestBody) next() (io.ReadCloser, error) {
+// prepare readies the body for a further attempt. It fails with errBodyTaken or GetBody's
+// error when there is none.
+func (b *requestBody) prepare() (err error) {
 	switch {
+	case b == nil:
 	case b.keep != nil:
-		r, ok := b.keep.next()
-		if !ok {
-			return nil, errBodyTaken
+		if r, ok := b.keep.next(); ok {
+			b.coming = r
+			return nil
 		}
-		return r, nil
+		return errBodyTaken
 	case b.again != nil:
-		return b.again()
+		b.coming, err = b.again()
+	default:
+		return errBodyTaken
 	}
-	return b.plain, nil
+	return err
+}
+
+// next returns what prepare has readied.
+func (b *requestBody) next() io.ReadCloser {
+	if b == nil {
+		return nil
+	}
+	r := b.coming
+	b.coming = nil
+	return r
 }
 
 // done is called once, when no attempt follows: it lets the last reader close the
 // caller's body, and closes it if no attempt was made.
 func (b *requestBody) done() {
+	if b == nil {
+		return
+	}
+	if b.coming != nil { // for an attempt that was not made after all
+		_ = b.coming.Close()
+	}
 	switch {
 	case b.keep != nil:
 		b.keep.finish()
-	case b.plain != nil && !b.passed:
+	case !b.passed:
 		_ = b.plain.Close()
 	}
 }

@@ -55,6 +55,13 @@ func read(t *testing.T, r io.ReadCloser) string {
 	return string(all)
 }
 
+func nextBody(b *requestBody) (io.ReadCloser, error) {
+	if err := b.prepare(); err != nil {
+		return nil, err
+	}
+	return b.next(), nil
+}
+
 func TestBody_without_GetBody_is_whole_in_each_attempt(t *testing.T) {
 	const text = "0123456789"
 	for name, readFirst := range map[string]int{"all of it": 10, "a part of it": 4, "nothing": 0} {
@@ -67,7 +74,7 @@ func TestBody_without_GetBody_is_whole_in_each_attempt(t *testing.T) {
 			}
 			_ = first.Close()
 			for range 2 {
-				again, err := body.next()
+				again, err := nextBody(body)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -105,7 +112,7 @@ func TestBody_over_the_limit_is_sent_once_and_whole(t *testing.T) {
 			if body.replayable() {
 				t.Fatal("must not be replayable")
 			}
-			if _, err := body.next(); !errors.Is(err, errBodyTaken) {
+			if _, err := nextBody(body); !errors.Is(err, errBodyTaken) {
 				t.Fatalf("next: %v", err)
 			}
 			body.done()
@@ -160,7 +167,7 @@ func TestBody_that_is_still_being_read_is_not_taken_over(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { _, _ = first.Read(make([]byte, 1)) })
 		synctest.Wait()
-		if _, err := body.next(); !errors.Is(err, errBodyTaken) {
+		if _, err := nextBody(body); !errors.Is(err, errBodyTaken) {
 			t.Fatalf("next: %v", err)
 		}
 		body.done()
@@ -176,7 +183,7 @@ func TestBody_error_of_the_source_is_repeated(t *testing.T) {
 	for i := range 2 {
 		r := body.first()
 		if i > 0 {
-			r, _ = body.next()
+			r, _ = nextBody(body)
 		}
 		var got bytes.Buffer
 		if _, err := got.ReadFrom(r); !errors.Is(err, broken) || got.String() != "ab" {
@@ -198,7 +205,7 @@ func FuzzBody(f *testing.F) {
 		first := body.first()
 		_, _ = io.ReadFull(first, make([]byte, min(int(part), len(data))))
 		_ = first.Close()
-		again, err := body.next()
+		again, err := nextBody(body)
 		if err == nil {
 			if got, err := io.ReadAll(again); err != nil || !bytes.Equal(got, data) {
 				t.Fatalf("got %q, %v; want %q", got, err, data)

@@ -62,9 +62,8 @@ type exchange struct {
 	call
 	base   http.RoundTripper
 	req    *http.Request // the caller's
-	body   requestBody
-	coming io.ReadCloser // body of the next attempt
-	header headerKey
+	body   *requestBody  // nil for an empty one
+	header *headerKey    // to be added; nil for none
 }
 
 // RoundTrip makes a call under the policy of its endpoint.
@@ -105,12 +104,14 @@ func (x *exchange) start(ctx context.Context, cfg *callConfig, maxReplay int64) 
 		}
 	}
 	if option != "" || p.Idempotency.Key.Enabled {
-		x.header = keyOf(x.req, option, o.Idempotent, &p.Idempotency.Key)
-		x.key = x.header.key
+		h := keyOf(x.req, option, o.Idempotent, &p.Idempotency.Key)
+		if x.key = h.key; h.name != "" && !x.passive {
+			x.header = &h
+		}
 		o.Keyed = x.key != ""
 	}
 	if x.req.Body != nil {
-		x.openBody(o, maxReplay)
+		x.body = newRequestBody(x.req, x.replayLimit(o, maxReplay))
 	}
 	if err := x.begin(ctx, o); err != nil {
 		x.body.done()
@@ -119,17 +120,16 @@ func (x *exchange) start(ctx context.Context, cfg *callConfig, maxReplay int64) 
 	return nil
 }
 
-// openBody prepares the body. It is kept only if the call may be repeated; whatever was
-// not touched can be sent in any case.
-func (x *exchange) openBody(o engine.CallOptions, maxReplay int64) {
-	if x.passive || x.quiet {
-		x.body.plain = x.req.Body
-		return
+// replayLimit is how much of a body is kept: nothing, unless the call may be repeated.
+// What was not touched can be sent in any case.
+func (x *exchange) replayLimit(o engine.CallOptions, limit int64) int64 {
+	switch {
+	case x.passive || x.quiet:
+		return -1
+	case !o.Idempotent && !o.Keyed:
+		return 0
 	}
-	if !o.Idempotent && !o.Keyed {
-		maxReplay = 0
-	}
-	x.body = newRequestBody(x.req, maxReplay)
+	return limit
 }
 
 // run makes attempts until one is final. A panic, of base or of the request's body, is
@@ -139,35 +139,22 @@ func (x *exchange) run(ctx context.Context) (*http.Response, error) {
 	body := x.body.first()
 	for attempt := &x.mark; ; attempt = x.next(ctx) {
 		s := x.send(ctx, attempt, body)
-		again, err := x.after(ctx, x.req.Cancel, &s, x.judge(&s), x.prepare) //nolint:staticcheck // callers may still set Cancel
+		again, err := x.after(ctx, x.req.Cancel, &s, x.judge(&s), x.body.prepare) //nolint:staticcheck // callers may still set Cancel
 		if !again {
-			x.done()
+			x.body.done()
 			if err != nil {
 				return nil, err
 			}
 			return s.resp, nil
 		}
-		body, x.coming = x.coming, nil
+		body = x.body.next()
 	}
-}
-
-// prepare gets the body for the next attempt.
-func (x *exchange) prepare() (err error) {
-	x.coming, err = x.body.next()
-	return err
-}
-
-func (x *exchange) done() {
-	if x.coming != nil { // for an attempt that was not made after all
-		_ = x.coming.Close()
-	}
-	x.body.done()
 }
 
 func (x *exchange) guard() {
 	if !x.ended.Load() {
 		x.panicked()
-		x.done()
+		x.body.done()
 	}
 }
 
@@ -197,8 +184,8 @@ func (x *exchange) request(attempt *mark, body io.ReadCloser) *http.Request {
 	if body != nil {
 		req.Body = body
 	}
-	if x.header.name != "" && !x.passive {
-		setHeader(req, x.header)
+	if x.header != nil {
+		setHeader(req, *x.header)
 	}
 	return req
 }
