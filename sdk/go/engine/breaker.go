@@ -48,7 +48,7 @@ type breaker struct {
 	// generation grows with each change of state; results of an earlier one do not count.
 	generation  uint32
 	consecutive uint32
-	ratio, slow window
+	ratio, slow *window // nil while their rule is off
 
 	// while open, and until it closes
 	opened, until Instant
@@ -72,17 +72,29 @@ type probe struct {
 }
 
 func newBreaker(p *BreakerPolicy, now Instant) breaker {
-	var b breaker
-	b.ratio, b.slow = newWindow(p.Ratio.Window, now), newWindow(p.Slow.Window, now)
-	return b
+	return breaker{
+		ratio: windowIf(p.Enabled && p.Ratio.Enabled, p.Ratio.Window, now),
+		slow:  windowIf(p.Enabled && p.Slow.Enabled, p.Slow.Window, now),
+	}
+}
+
+func windowIf(on bool, length time.Duration, now Instant) *window {
+	if !on {
+		return nil
+	}
+	w := newWindow(length, now)
+	return &w
 }
 
 // advance brings windows and state up to now: what time alone changes. attempt is the
 // timeout of an attempt, 0 for none: a probe that outlives it has failed; one that outlives
 // ProbeTimeout gives its slot back.
 func (b *breaker) advance(p *BreakerPolicy, attempt time.Duration, now Instant, random func() uint64) {
-	b.ratio.advance(now)
-	b.slow.advance(now)
+	for _, w := range [...]*window{b.ratio, b.slow} {
+		if w != nil {
+			w.advance(now)
+		}
+	}
 	for {
 		switch {
 		case b.state == BreakerClosed && b.recovering && now.Sub(b.closed) >= p.RecoverOver:
@@ -184,33 +196,32 @@ func (b *breaker) count(p *BreakerPolicy, class Class, slow bool, now Instant, r
 	} else {
 		b.consecutive = 0
 	}
-	if p.Ratio.Enabled {
+	if b.ratio != nil {
 		b.ratio.add(1, bit(failed))
 	}
-	if p.Slow.Enabled {
+	if b.slow != nil {
 		b.slow.add(1, bit(slow))
 	}
 	switch {
 	case failed && p.Consecutive.Enabled && int64(b.consecutive) >= int64(p.Consecutive.Failures):
 		b.open(p, RuleConsecutive, now, random)
-	case failed && p.Ratio.Enabled && b.ratio.reaches(p.Ratio.MinCalls, p.Ratio.Failures):
+	case failed && b.ratio != nil && b.ratio.reaches(p.Ratio.MinCalls, p.Ratio.Failures):
 		b.open(p, RuleRatio, now, random)
-	case slow && b.slow.reaches(p.Slow.MinCalls, p.Slow.Ratio):
+	case slow && b.slow != nil && b.slow.reaches(p.Slow.MinCalls, p.Slow.Ratio):
 		b.open(p, RuleSlow, now, random)
 	}
 }
 
 // healthy counts n quick successes while closed.
-func (b *breaker) healthy(p *BreakerPolicy, n uint32) {
+func (b *breaker) healthy(n uint32) {
 	if n == 0 || b.state != BreakerClosed {
 		return
 	}
 	b.consecutive = 0
-	if p.Ratio.Enabled {
-		b.ratio.add(n, 0)
-	}
-	if p.Slow.Enabled {
-		b.slow.add(n, 0)
+	for _, w := range [...]*window{b.ratio, b.slow} {
+		if w != nil {
+			w.add(n, 0)
+		}
 	}
 }
 
@@ -263,8 +274,11 @@ func (p *BreakerPolicy) openFor(r Rule) time.Duration {
 
 func (b *breaker) close(p *BreakerPolicy, now Instant) {
 	b.enter(BreakerClosed)
-	b.ratio.clear()
-	b.slow.clear()
+	for _, w := range [...]*window{b.ratio, b.slow} {
+		if w != nil {
+			w.clear()
+		}
+	}
 	b.repeats, b.closed, b.recovering = 0, now, p.RecoverOver > 0
 }
 
@@ -280,11 +294,11 @@ func (b *breaker) fit(old, p *BreakerPolicy, now Instant) {
 		}
 		return
 	}
-	if !p.Ratio.Enabled || !old.Ratio.Enabled || p.Ratio.Window != old.Ratio.Window {
-		b.ratio = newWindow(p.Ratio.Window, now)
+	if !p.Ratio.Enabled || b.ratio == nil || p.Ratio.Window != old.Ratio.Window {
+		b.ratio = windowIf(p.Ratio.Enabled, p.Ratio.Window, now)
 	}
-	if !p.Slow.Enabled || !old.Slow.Enabled || p.Slow.Window != old.Slow.Window {
-		b.slow = newWindow(p.Slow.Window, now)
+	if !p.Slow.Enabled || b.slow == nil || p.Slow.Window != old.Slow.Window {
+		b.slow = windowIf(p.Slow.Enabled, p.Slow.Window, now)
 	}
 	if b.state == BreakerOpen {
 		b.until = min(b.until, b.opened.Add(b.openFor(p)))
@@ -292,13 +306,12 @@ func (b *breaker) fit(old, p *BreakerPolicy, now Instant) {
 }
 
 // ends is the moment up to which nothing changes by time alone while it is closed.
-func (b *breaker) ends(p *BreakerPolicy) Instant {
+func (b *breaker) ends() Instant {
 	end := Never
-	if p.Ratio.Enabled {
-		end = min(end, b.ratio.ends())
-	}
-	if p.Slow.Enabled {
-		end = min(end, b.slow.ends())
+	for _, w := range [...]*window{b.ratio, b.slow} {
+		if w != nil {
+			end = min(end, w.ends())
+		}
 	}
 	return end
 }

@@ -25,13 +25,13 @@ type CallOptions struct {
 type Call struct {
 	e        *Endpoint
 	p        *Policy
+	cell     *cell         // nil: began under the lock, so its success is settled there
 	started  Instant       // the call
 	sent     Instant       // the attempt in progress
 	deadline Instant       // the caller's, 0 for none
 	previous time.Duration // wait before
 	permit   permit
 	attempt  report // of the attempt in progress
-	cell     uint32 // noCell: began under the lock
 	attempts uint8
 	step     uint8 // retries since the backoff began
 	state    callState
@@ -41,9 +41,6 @@ type Call struct {
 	single   bool
 	decision Decision
 }
-
-// noCell marks calls whose success is settled under the lock.
-const noCell = math.MaxUint32
 
 type callState uint8
 
@@ -101,7 +98,8 @@ func (e *Endpoint) Begin(c *Call, now Instant, o CallOptions) *Decision {
 	if s := e.shutter.Load(); now < s.until {
 		e.refused.Add(1)
 		c.state = callEnded
-		c.decision = Decision{Code: CodeBreaker, Rule: s.rule, RetryAt: s.at, By: s.by}
+		c.decision = Decision{}
+		c.decision.Code, c.decision.Rule, c.decision.RetryAt, c.decision.By = CodeBreaker, s.rule, s.at, s.by
 		return &c.decision
 	}
 	c.start(e, now, &o)
@@ -109,11 +107,12 @@ func (e *Endpoint) Begin(c *Call, now Instant, o CallOptions) *Decision {
 	return &c.decision
 }
 
+// start fills the call field by field: a literal would be built elsewhere and copied.
 func (c *Call) start(e *Endpoint, now Instant, o *CallOptions) {
-	*c = Call{
-		e: e, p: e.policy.Load(), started: now, sent: now, deadline: o.Deadline, attempts: 1, state: callSent,
-		counts: true, keyed: o.Keyed, safe: o.Idempotent || o.Keyed, single: o.NoRetry,
-	}
+	*c = Call{}
+	c.e, c.p, c.started, c.sent = e, e.policy.Load(), now, now
+	c.deadline, c.keyed, c.safe, c.single = o.Deadline, o.Keyed, o.Idempotent || o.Keyed, o.NoRetry
+	c.attempts, c.state, c.counts = 1, callSent, true
 }
 
 // Deadline is the end of the whole call, Never if it has none.
@@ -148,12 +147,12 @@ func (c *Call) Policy() *Policy { return c.p }
 // false, it did nothing, and the attempt is to be settled by Settle.
 func (c *Call) Succeed() bool {
 	e := c.e
-	if c.state != callSent || c.attempts > 1 || c.cell == noCell || int64(c.sent) >= e.fastUntil.Load() ||
+	if c.state != callSent || c.attempts > 1 || c.cell == nil || int64(c.sent) >= e.fastUntil.Load() ||
 		c.attempt.generation != e.generation.Load() || e.slowAfter.Load() != math.MaxInt64 {
 		return false
 	}
 	c.state = callEnded
-	e.cells[c.cell].word.Add(succeeded)
+	c.cell.word.Add(succeeded)
 	return true
 }
 
@@ -166,10 +165,10 @@ func (c *Call) Settle(now Instant, o Outcome) *Decision {
 	}
 	e := c.e
 	took := now - c.sent
-	if o.Kind == OutcomeOK && c.attempts == 1 && c.cell != noCell && int64(now) < e.fastUntil.Load() &&
+	if o.Kind == OutcomeOK && c.attempts == 1 && c.cell != nil && int64(now) < e.fastUntil.Load() &&
 		c.attempt.generation == e.generation.Load() && int64(took) <= e.slowAfter.Load() {
 		c.state, c.decision.Proceed = callEnded, false
-		e.cells[c.cell].word.Add(succeeded)
+		c.cell.word.Add(succeeded)
 		return &c.decision
 	}
 	c.attempt.took = time.Duration(took)

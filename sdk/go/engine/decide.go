@@ -5,7 +5,6 @@ package engine
 // begin decides on the first attempt under the lock.
 func (c *Call) begin(now Instant) {
 	e, d := c.e, &c.decision
-	c.cell = noCell
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now = e.tick(now)

@@ -4,7 +4,6 @@ package engine
 
 import (
 	"math"
-	"math/bits"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -38,17 +37,17 @@ type Endpoint struct {
 	shutter    atomic.Pointer[shutter]
 	slowAfter  atomic.Int64 // attempts that take longer need the lock
 	generation atomic.Uint32
-	salt       atomic.Uint32 // spreads goroutines over the cells
-	shift      uint32        // 64 − log2 of the number of cells
+	salt       atomic.Uint32 // deals goroutines to the cells
 	policy     atomic.Pointer[Policy]
-	cells      []cell
+	cells      atomic.Pointer[[]*cell] // a power of two
+	random     func() uint64
+	mode       Mode
+	reported   BreakerState
 
+	// On cache lines that the above is not on.
 	mu       sync.Mutex
 	refused  atomic.Uint64 // by the shutter
 	overlay  Overlay
-	mode     Mode
-	reported BreakerState
-	random   func() uint64
 	origin   time.Time
 	latest   Instant
 	counters counters
@@ -66,20 +65,50 @@ type cell struct {
 	_      [48]byte
 }
 
-// enter counts a call and returns its cell, which is the same for all calls of a goroutine.
-func (e *Endpoint) enter() uint32 {
-	var here byte // its address tells goroutines apart
-	at := uint64(uintptr(unsafe.Pointer(&here))>>11) ^ uint64(e.salt.Load())
-	i := uint32(at * 0x9e3779b97f4a7c15 >> e.shift)
-	c := &e.cells[i]
-	if word := c.word.Load(); !c.word.CompareAndSwap(word, word+1) {
-		c.missed.Add(1)
-		c.word.Add(1)
+// enter counts a call and returns its cell, which is the same for all calls of a goroutine
+// until the cells are dealt anew.
+func (e *Endpoint) enter() *cell {
+	cells := *e.cells.Load()
+	c := cells[0]
+	if len(cells) > 1 {
+		var here byte // its address tells goroutines apart
+		at := uint64(uintptr(unsafe.Pointer(&here))>>11) ^ uint64(e.salt.Load())
+		c = cells[at*0x9e3779b97f4a7c15>>32&uint64(len(cells)-1)]
 	}
-	return i
+	if word := c.word.Load(); !c.word.CompareAndSwap(word, word+1) {
+		c.word.Add(1)
+		if c.missed.Add(1)%manyMisses == 0 && e.mu.TryLock() {
+			e.spread()
+			e.mu.Unlock()
+		}
+	}
+	return c
 }
 
+// spread doubles the cells, up to twice the number of processors. Cells in use stay.
+func (e *Endpoint) spread() {
+	cells := *e.cells.Load()
+	if len(cells) >= min(2*runtime.GOMAXPROCS(0), maxCells) {
+		return
+	}
+	more := append(make([]*cell, 0, 2*len(cells)), cells...)
+	for range cells {
+		more = append(more, new(cell))
+	}
+	e.cells.Store(&more)
+}
+
+const (
+	maxCells   = 32
+	manyMisses = 32
+)
+
 const succeeded = 1 << 32
+
+// ajar is the shutter that refuses nothing.
+//
+//nolint:gochecknoglobals // never written
+var ajar = shutter{}
 
 // shutter refuses first attempts until a moment, without the lock. Immutable.
 type shutter struct {
@@ -103,13 +132,10 @@ type Config struct {
 // NewEndpoint returns the state of a target that had no calls yet. The policy must not be
 // changed afterwards; endpoints may share it.
 func NewEndpoint(c Config, p *Policy, o Overlay, now Instant) *Endpoint {
-	log := bits.Len(uint(min(2*(runtime.GOMAXPROCS(0)-1), 16-1)))
-	e := &Endpoint{
-		shift: uint32(64 - log), cells: make([]cell, 1<<log),
-		overlay: o, mode: c.Mode, random: c.Random, origin: c.Origin, latest: now,
-	}
+	e := &Endpoint{overlay: o, mode: c.Mode, random: c.Random, origin: c.Origin, latest: now}
 	e.policy.Store(p)
-	e.shutter.Store(&shutter{})
+	e.cells.Store(&[]*cell{new(cell)})
+	e.shutter.Store(&ajar)
 	e.budget = newBudget(&p.Budget, e.effects(now).Factor, now)
 	e.gate = newGate(&p.Budget.SuccessGate, now)
 	e.breaker = newBreaker(&p.Breaker, now)
@@ -167,8 +193,8 @@ func (e *Endpoint) tick(now Instant) Instant {
 // gather moves what the cells hold into the newest slices.
 func (e *Endpoint) gather() {
 	var began, ok, missed uint64
-	for i := range e.cells {
-		if c := &e.cells[i]; c.word.Load() != 0 {
+	for _, c := range *e.cells.Load() {
+		if c.word.Load() != 0 {
 			word := c.word.Swap(0)
 			began += word % succeeded
 			ok += word / succeeded
@@ -180,7 +206,7 @@ func (e *Endpoint) gather() {
 	if began|ok == 0 {
 		return
 	}
-	if missed > began/256 { // some share a cell: deal anew
+	if missed > began/256 {
 		e.salt.Add(1)
 	}
 	p := e.policy.Load()
@@ -190,7 +216,7 @@ func (e *Endpoint) gather() {
 	e.budget.tokens.credit(&p.Budget.Tokens, ok)
 	e.gate.succeeded(ok)
 	if p.Breaker.Enabled {
-		e.breaker.healthy(&p.Breaker, uint32(min(ok, math.MaxUint32)))
+		e.breaker.healthy(uint32(min(ok, math.MaxUint32)))
 	}
 }
 
@@ -218,7 +244,7 @@ func (e *Endpoint) rearm(now Instant, eff *Effects) {
 	case b.state == BreakerOpen && !eff.ForcedClosed:
 		shut = shutter{until: min(change, b.until), at: b.until, rule: b.rule}
 	case b.state == BreakerClosed && !b.recovering && eff.First == Million:
-		fast = min(change, e.budget.ends(), e.gate.ends(), b.ends(&p.Breaker))
+		fast = min(change, e.budget.ends(), e.gate.ends(), b.ends())
 	}
 	if e.observes() {
 		shut = shutter{}
@@ -230,7 +256,8 @@ func (e *Endpoint) rearm(now Instant, eff *Effects) {
 	e.slowAfter.Store(slow)
 	e.generation.Store(b.generation)
 	if *e.shutter.Load() != shut {
-		e.shutter.Store(&shut)
+		s := shut
+		e.shutter.Store(&s)
 	}
 	e.fastUntil.Store(int64(fast))
 }

@@ -12,8 +12,8 @@ import (
 // fixed point in millionths.
 type Policy struct {
 	Observe     bool
-	MaxAttempts int // sends of one call, the first included; at least 1
 	Criticality Criticality
+	MaxAttempts int // sends of one call, the first included; at least 1
 	Backoff     BackoffPolicy
 	Timeouts    TimeoutPolicy
 	RetryOn     RetryOn

@@ -1,0 +1,13 @@
+module github.com/policyd/policyd/bench
+
+go 1.26
+
+require (
+	github.com/failsafe-go/failsafe-go v0.9.8
+	github.com/policyd/policyd/sdk/go v0.0.0
+	github.com/sony/gobreaker/v2 v2.4.0
+)
+
+require github.com/bits-and-blooms/bitset v1.24.4 // indirect
+
+replace github.com/policyd/policyd/sdk/go => ../sdk/go
