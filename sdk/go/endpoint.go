@@ -3,9 +3,6 @@
 package policyd
 
 import (
-	"cmp"
-	"hash/maphash"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -32,6 +29,7 @@ type endpoint struct {
 	scope    engine.Scope
 	reported totals // what reports have told
 
+	hash uint64 // of the name, set by the table
 	// used is the tick of the table at the last look-up.
 	used atomic.Uint64
 }
@@ -92,79 +90,3 @@ func (c *Client) instant(t time.Time) engine.Instant { return engine.Instant(t.S
 
 // revision returns the revision of the policies in force, 0 for none.
 func (c *Client) revision() int64 { return c.current.Load().revision }
-
-const shards = 64
-
-// table finds endpoints by name. Reading takes no lock and does not allocate; writing is
-// guarded by Client.mu.
-type table struct {
-	seed   maphash.Seed
-	limit  int
-	size   int
-	tick   atomic.Uint64 // grows with each new endpoint
-	shards [shards]atomic.Pointer[map[string]*endpoint]
-}
-
-func newTable(limit int) *table {
-	t := &table{seed: maphash.MakeSeed(), limit: limit}
-	for i := range t.shards {
-		t.shards[i].Store(&map[string]*endpoint{})
-	}
-	return t
-}
-
-func (t *table) shard(name string) *atomic.Pointer[map[string]*endpoint] {
-	return &t.shards[maphash.String(t.seed, name)%shards]
-}
-
-// find returns the endpoint of that name, or nil, and marks it as used.
-func (t *table) find(name string) *endpoint {
-	e := (*t.shard(name).Load())[name]
-	if e != nil {
-		if now := t.tick.Load(); e.used.Load() != now {
-			e.used.Store(now)
-		}
-	}
-	return e
-}
-
-// add puts e in and returns the endpoints that had to go for it, least recently used first.
-func (t *table) add(e *endpoint) (dropped []*endpoint) {
-	if t.size >= t.limit {
-		all := t.all()
-		slices.SortFunc(all, func(a, b *endpoint) int { return cmp.Compare(a.used.Load(), b.used.Load()) })
-		dropped = all[:1+t.limit/1024]
-		for _, old := range dropped {
-			t.change(old.name, nil)
-		}
-	}
-	e.used.Store(t.tick.Add(1))
-	t.change(e.name, e)
-	return dropped
-}
-
-// change replaces one shard by a copy with e under name, or without it.
-func (t *table) change(name string, e *endpoint) {
-	shard := t.shard(name)
-	old := *shard.Load()
-	next := make(map[string]*endpoint, len(old)+1)
-	for n, o := range old {
-		next[n] = o
-	}
-	if delete(next, name); e != nil {
-		next[name] = e
-	}
-	t.size += len(next) - len(old)
-	shard.Store(&next)
-}
-
-// all returns every endpoint in no order.
-func (t *table) all() []*endpoint {
-	all := make([]*endpoint, 0, t.size)
-	for i := range t.shards {
-		for _, e := range *t.shards[i].Load() {
-			all = append(all, e)
-		}
-	}
-	return all
-}

@@ -112,6 +112,30 @@ func (c *config) defaultLogger(level string) *slog.Logger {
 	return slog.New(slog.DiscardHandler)
 }
 
+// safeLog survives a handler of the application that panics: it must not end a goroutine of
+// ours, or the call that happens to log.
+type safeLog struct{ slog.Handler }
+
+func (l safeLog) Handle(ctx context.Context, r slog.Record) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("log handler panicked: %v", p)
+		}
+	}()
+	return l.Handler.Handle(ctx, r)
+}
+
+func (l safeLog) Enabled(ctx context.Context, level slog.Level) (yes bool) {
+	defer func() { _ = recover() }()
+	return l.Handler.Enabled(ctx, level)
+}
+
+func (l safeLog) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return safeLog{l.Handler.WithAttrs(attrs)}
+}
+
+func (l safeLog) WithGroup(name string) slog.Handler { return safeLog{l.Handler.WithGroup(name)} }
+
 // processLog writes to whatever slog.Default is when the line is written: applications set
 // it up after their clients exist.
 type processLog struct{ min slog.Level }
@@ -145,7 +169,7 @@ func cacheFile(c *config) state.File {
 	}
 	h := sha256.New()
 	for _, s := range append([]string{c.namespace, c.service}, scopeNames(c.targets)...) {
-		fmt.Fprintf(h, "%d:%s", len(s), s)
+		_, _ = fmt.Fprintf(h, "%d:%s", len(s), s)
 	}
 	name := cmp.Or(c.namespace, string(engine.Global))
 	if c.service != "" {

@@ -16,6 +16,9 @@ func WithDialOptions(options ...grpc.DialOption) Option {
 // SetRandom replaces the source of random waits.
 func (c *Client) SetRandom(share float64) { c.random = func() float64 { return share } }
 
+// SetRandomFunc does so with a function of the test.
+func (c *Client) SetRandomFunc(f func() float64) { c.random = f }
+
 // Changed is the channel on which waits wake.
 func (c *Client) Changed() <-chan struct{} { return c.changed() }
 

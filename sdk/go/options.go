@@ -162,6 +162,7 @@ func newConfig(env environment, opts []Option) (config, error) {
 	if c.tls.cert == "" != (c.tls.key == "") {
 		c.fail("WithTLS", errors.New("certificate and key go together; one of them is missing"))
 	}
+	c.logger = slog.New(safeLog{c.logger.Handler()})
 	return c, errors.Join(c.errs...)
 }
 

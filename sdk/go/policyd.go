@@ -61,8 +61,10 @@ type Client struct {
 // remote is what policyd sent. The watch alone uses it once it runs.
 type remote struct {
 	state.State
-	source string      // of the policies at the start, as Hello names it
-	inUse  atomic.Bool // what is in force comes from policyd
+	source string // of the policies at the start, as Hello names it
+	// mu keeps sources from coming into force at once; inUse: policyd's has, and stays.
+	mu    sync.Mutex
+	inUse atomic.Bool
 }
 
 // disk is the disk cache as the keeper writes it.
@@ -155,6 +157,7 @@ func (c *Client) loadStart() error {
 		if err != nil {
 			return fmt.Errorf("policyd: policy file: %w", err)
 		}
+		c.remote.source = sourceFile
 		c.use(*next, c.file.source(), now)
 		return nil
 	}
@@ -164,8 +167,13 @@ func (c *Client) loadStart() error {
 	return nil
 }
 
-// use puts content of a source other than policyd in force.
+// use puts content of a source other than policyd in force, unless policyd's already is.
 func (c *Client) use(next content, source string, now time.Time) {
+	c.remote.mu.Lock()
+	defer c.remote.mu.Unlock()
+	if c.remote.inUse.Load() {
+		return
+	}
 	changed := c.install(next, now)
 	c.link.update(func(s *Status) {
 		s.Revision, s.Offered, s.Source, s.LastErr = next.revision, next.revision, source, nil
@@ -181,7 +189,7 @@ func (c *Client) setReady() { c.readyOnce.Do(func() { close(c.ready) }) }
 // ctx ends. Without an address it returns at once. Optional: use it in readiness probes, not
 // in main.
 func (c *Client) WaitReady(ctx context.Context) error {
-	c.start()
+	c.start() //nolint:contextcheck // the watch outlives the caller
 	select {
 	case <-c.ready:
 		return nil

@@ -111,7 +111,7 @@ func (c *Client) pollFile(now time.Time) {
 				c.policyChanged(PolicyEvent{Revision: c.revision(), Err: err})
 			}
 		}
-	case changed && !c.remote.inUse.Load():
+	case changed:
 		c.file.failure = ""
 		c.use(*next, c.file.source(), now)
 		c.cfg.logger.Info("policy file taken up", "file", c.file.path, "revision", next.revision, "documents", len(next.documents))

@@ -11,7 +11,7 @@ import (
 	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
-// snapshot is what is in force at one moment. Immutable.
+// snapshot is what is in force at one moment. Immutable but for compiled.
 type snapshot struct {
 	revision  int64
 	documents map[engine.Scope]*engine.Document
@@ -19,10 +19,15 @@ type snapshot struct {
 	matcher   *engine.Matcher
 	// replaced is closed when another snapshot is in force and every endpoint uses it.
 	replaced chan struct{}
+	// compiled policies by scope, as endpoints need them; guarded by Client.mu.
+	compiled map[engine.Scope]*engine.Policy
 }
 
 func newSnapshot(namespace string) *snapshot {
-	return &snapshot{matcher: engine.NewMatcher(nil, namespace), replaced: make(chan struct{})}
+	return &snapshot{
+		matcher: engine.NewMatcher(nil, namespace), replaced: make(chan struct{}),
+		compiled: map[engine.Scope]*engine.Policy{},
+	}
 }
 
 // effective returns the merged policy at a scope, before kill switches.
@@ -58,7 +63,7 @@ func (c *Client) install(next content, now time.Time) []string {
 	scopes, matching := changedDocuments(old.documents, next.documents)
 	s := &snapshot{
 		revision: next.revision, documents: next.documents, switches: next.switches,
-		matcher: old.matcher, replaced: make(chan struct{}),
+		matcher: old.matcher, replaced: make(chan struct{}), compiled: map[engine.Scope]*engine.Policy{},
 	}
 	if matching {
 		s.matcher = engine.NewMatcher(list(next.documents), c.cfg.namespace)
@@ -93,10 +98,20 @@ func (c *Client) install(next content, now time.Time) []string {
 // noPath is a path that no pattern matches, so that a matcher answers for the host alone.
 const noPath = "%"
 
-// compile returns the policy at a scope and what kill switches do there.
+// compile returns the policy at a scope and what kill switches do there. Scopes without a
+// document of their own share the policy of the next wider one. Client.mu is held.
 func (c *Client) compile(s *snapshot, scope engine.Scope) (*engine.Policy, engine.Overlay) {
-	policy := engine.Compile(s.effective(scope))
-	return &policy, engine.Compose(s.switches, scope, policy.Criticality, c.cfg.instance)
+	at := scope
+	for at != engine.Global && s.documents[at] == nil {
+		at = at.Parent()
+	}
+	policy := s.compiled[at]
+	if policy == nil {
+		fresh := engine.Compile(s.effective(at))
+		policy = &fresh
+		s.compiled[at] = policy
+	}
+	return policy, engine.Compose(s.switches, scope, policy.Criticality, c.cfg.instance)
 }
 
 // covered reports whether a scope on the way to at is among scopes.

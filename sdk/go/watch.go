@@ -82,6 +82,7 @@ type session struct {
 	older    bool      // an older revision was told
 	asked    string    // update after which a snapshot was asked for
 	comeBack time.Time // when a GoAway wants the next stream; zero without one
+	leave    *time.Timer
 }
 
 // stream opens a stream, serves it to its end and says how it ended. When ctx ends the
@@ -102,6 +103,9 @@ func (c *Client) stream(ctx context.Context, addr string) ended {
 	}()
 
 	err := s.serve(own)
+	if s.leave != nil {
+		s.leave.Stop()
+	}
 	if cause := context.Cause(own); cause != nil && status.Code(err) == codes.Canceled {
 		err = cause
 	}
@@ -219,7 +223,7 @@ func (s *session) receive(m *policydv1.WatchResponse) error {
 			window := min(max(kind.GoAway.GetReconnectWithin().AsDuration(), 0), longestWindow)
 			wait := s.c.random.share(window)
 			s.comeBack = now.Add(wait)
-			time.AfterFunc(wait, func() { s.cancel(errGoAway) })
+			s.leave = time.AfterFunc(wait, func() { s.cancel(errGoAway) })
 		}
 	}
 	return nil
@@ -311,11 +315,14 @@ func (s *session) ack(wantSnapshot bool) error {
 
 // inForce puts what is held into force and tells of it.
 func (c *Client) inForce(ch state.Change, addr string, now time.Time) {
+	c.remote.mu.Lock()
+	defer c.remote.mu.Unlock()
+	c.remote.inUse.Store(true)
 	changed := c.install(contentOf(&c.remote.State, now), now)
 	c.link.inForce(&c.remote.State, addr, now)
-	c.remote.inUse.Store(true)
 	c.setReady()
 	c.announce(now)
+	c.stir() // for the end of a switch
 	event := PolicyEvent{Revision: c.remote.Revision(), Changed: changed}
 	for i := range ch.Rejected {
 		r := &ch.Rejected[i]

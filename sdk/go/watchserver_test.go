@@ -54,11 +54,11 @@ type watchConn struct {
 }
 
 // pipeServer serves in memory: inside a synctest bubble time is virtual.
-func pipeServer(t testing.TB) *watchServer {
-	t.Helper()
-	s := &watchServer{t: t, conns: make(chan *watchConn, 100), addr: "127.0.0.1:7400"}
+func pipeServer(tb testing.TB) *watchServer {
+	tb.Helper()
+	s := &watchServer{t: tb, conns: make(chan *watchConn, 100), addr: "127.0.0.1:7400"}
 	s.start()
-	t.Cleanup(s.stop)
+	tb.Cleanup(s.stop)
 	return s
 }
 
@@ -69,16 +69,16 @@ func (s *watchServer) start() {
 }
 
 // tcpServer serves on a free port, and on the same again after a restart.
-func tcpServer(t testing.TB) *watchServer {
-	t.Helper()
-	s := &watchServer{t: t, conns: make(chan *watchConn, 2000)}
+func tcpServer(tb testing.TB) *watchServer {
+	tb.Helper()
+	s := &watchServer{t: tb, conns: make(chan *watchConn, 2000)}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	s.addr = listener.Addr().String()
 	s.serve(listener)
-	t.Cleanup(s.stop)
+	tb.Cleanup(s.stop)
 	return s
 }
 
@@ -173,15 +173,15 @@ func (s *watchServer) client(opts ...policyd.Option) *policyd.Client {
 	return c
 }
 
-func newWatched(t testing.TB, opts ...policyd.Option) *policyd.Client {
-	t.Helper()
+func newWatched(tb testing.TB, opts ...policyd.Option) *policyd.Client {
+	tb.Helper()
 	c, err := policyd.New(opts...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := c.Close(context.Background()); err != nil {
-			t.Errorf("close: %v", err)
+			tb.Errorf("close: %v", err)
 		}
 	})
 	return c
@@ -194,48 +194,48 @@ func (s *watchServer) next() *watchConn {
 }
 
 // receive takes one value, or fails when nothing comes for long.
-func receive[T any](t testing.TB, from <-chan T, what string) T {
-	t.Helper()
-	timeout := time.NewTimer(10 * time.Minute)
+func receive[T any](tb testing.TB, from <-chan T, what string) T {
+	tb.Helper()
+	timeout := time.NewTimer(time.Hour)
 	defer timeout.Stop()
 	select {
 	case v := <-from:
 		return v
 	case <-timeout.C:
-		t.Fatalf("waited in vain for %s", what)
+		tb.Fatalf("waited in vain for %s", what)
 		panic("not reached")
 	}
 }
 
-func (c *watchConn) send(t testing.TB, m *policydv1.WatchResponse) {
-	t.Helper()
+func (c *watchConn) send(tb testing.TB, m *policydv1.WatchResponse) {
+	tb.Helper()
 	if err := c.stream.Send(m); err != nil {
-		t.Errorf("send: %v", err)
+		tb.Errorf("send: %v", err)
 	}
 }
 
-func (c *watchConn) update(t testing.TB, u *policydv1.Update) {
-	t.Helper()
-	c.send(t, &policydv1.WatchResponse{Kind: &policydv1.WatchResponse_Update{Update: u}})
+func (c *watchConn) update(tb testing.TB, u *policydv1.Update) {
+	tb.Helper()
+	c.send(tb, &policydv1.WatchResponse{Kind: &policydv1.WatchResponse_Update{Update: u}})
 }
 
 // apply sends an update and returns its confirmation.
-func (c *watchConn) apply(t testing.TB, u *policydv1.Update) *policydv1.Ack {
-	t.Helper()
-	c.update(t, u)
-	return receive(t, c.acks, "an ack")
+func (c *watchConn) apply(tb testing.TB, u *policydv1.Update) *policydv1.Ack {
+	tb.Helper()
+	c.update(tb, u)
+	return receive(tb, c.acks, "an ack")
 }
 
-func (c *watchConn) heartbeat(t testing.TB, revision int64) {
-	t.Helper()
-	c.send(t, &policydv1.WatchResponse{Kind: &policydv1.WatchResponse_Heartbeat{
+func (c *watchConn) heartbeat(tb testing.TB, revision int64) {
+	tb.Helper()
+	c.send(tb, &policydv1.WatchResponse{Kind: &policydv1.WatchResponse_Heartbeat{
 		Heartbeat: &policydv1.Heartbeat{Revision: revision, ServerTime: timestamppb.Now()},
 	}})
 }
 
 // beat sends heartbeats until the stream ends.
-func (c *watchConn) beat(t testing.TB, revision int64) {
-	t.Helper()
+func (c *watchConn) beat(tb testing.TB, revision int64) {
+	tb.Helper()
 	go func() {
 		ticker := time.NewTicker(15 * time.Second)
 		defer ticker.Stop()

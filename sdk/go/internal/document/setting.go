@@ -106,7 +106,7 @@ func (r *reader) list(path string, n *node, numbers bool) ([]string, error) {
 	}
 	items := make([]string, 0, len(n.items))
 	for _, item := range n.items {
-		if item.kind != text && !(numbers && item.kind == number) {
+		if item.kind != text && (!numbers || item.kind != number) {
 			return nil, r.fail(item.at, "%s: a word is due, not %s", path, item.what())
 		}
 		items = append(items, item.text)

@@ -14,11 +14,11 @@ import (
 	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
-func held(t testing.TB, now time.Time) *state.State {
-	t.Helper()
+func held(tb testing.TB, now time.Time) *state.State {
+	tb.Helper()
 	var s state.State
 	if _, err := s.Apply(snapshot("e", 9, now, policyAt("shop", 7, 2), switchAt("ks-1", 9, now.Add(time.Hour))), now); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return &s
 }

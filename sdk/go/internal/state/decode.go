@@ -16,7 +16,7 @@ import (
 )
 
 // Rejection is a document that is not in force, and why. It is an error that people read.
-type Rejection struct {
+type Rejection struct { //nolint:errname // the word of the protocol
 	Scope    string // of the policy, or the id of the switch
 	Revision int64
 	Field    string

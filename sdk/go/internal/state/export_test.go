@@ -8,25 +8,25 @@ import (
 )
 
 // RoundTrip writes a state as a cache file and reads it back.
-func RoundTrip(t testing.TB, s *State, now time.Time) (State, int) {
-	t.Helper()
+func RoundTrip(tb testing.TB, s *State, now time.Time) (State, int) {
+	tb.Helper()
 	data, err := s.Image(now).saved().encode()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	saved, err := decodeCache(data)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return saved.Restore(now)
 }
 
 // Encode returns a state as the content of a cache file.
-func Encode(t testing.TB, s *State, now time.Time) []byte {
-	t.Helper()
+func Encode(tb testing.TB, s *State, now time.Time) []byte {
+	tb.Helper()
 	data, err := s.Image(now).saved().encode()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return data
 }
