@@ -29,7 +29,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds every wait of a test; none is expected to come near it.
-const patience = 30 * time.Second
+const patience = 120 * time.Second
 
 // bench is a hub on a real TCP port with a store that the test plays.
 type bench struct {
@@ -288,6 +288,18 @@ func (p *peer) update() *policydv1.Update {
 		require.NoError(p.t, err)
 	}
 	return p.last
+}
+
+// goAway reads until the hub asks the peer to leave.
+func (p *peer) goAway() *policydv1.GoAway {
+	p.t.Helper()
+	for {
+		r, err := p.next()
+		require.NoError(p.t, err)
+		if r.GetGoAway() != nil {
+			return r.GetGoAway()
+		}
+	}
 }
 
 // end reads until the stream ends.

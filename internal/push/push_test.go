@@ -211,9 +211,7 @@ func TestO_PU_12_drain_sends_everybody_away_and_ends_the_rest(t *testing.T) {
 		b.Drain(ctx, 7*time.Second)
 	}()
 	for i, p := range peers {
-		r, err := p.next()
-		require.NoError(t, err)
-		require.Equal(t, 7*time.Second, r.GetGoAway().GetReconnectWithin().AsDuration())
+		require.Equal(t, 7*time.Second, p.goAway().GetReconnectWithin().AsDuration())
 		if i%2 == 0 {
 			p.leave()
 		}
@@ -243,9 +241,7 @@ func TestDrain_returns_when_all_have_left(t *testing.T) {
 		defer close(drained)
 		b.Drain(context.Background(), time.Second)
 	}()
-	r, err := p.next()
-	require.NoError(t, err)
-	require.NotNil(t, r.GetGoAway())
+	p.goAway()
 	p.leave()
 	<-drained
 }
@@ -468,6 +464,25 @@ func TestWhat_an_instance_sees(t *testing.T) {
 			require.ElementsMatch(t, c.sees, sees)
 		})
 	}
+}
+
+func TestThe_end_of_a_drill_is_told_only_to_those_who_saw_it(t *testing.T) {
+	b := start(t, nil)
+	b.commit(switchChange("ks-drill", "shop", true))
+	b.load()
+	drilled := hello("i1")
+	drilled.Capabilities = []string{"drill"}
+	p, q := b.join(t, drilled), b.join(t, hello("i2"))
+	p.until(int64(b.revision))
+	q.until(int64(b.revision))
+	b.commit(policy.Change{Key: policy.SwitchKey("ks-drill"), Scope: "shop", Urgent: true})
+	last := b.put("shop", "x")
+	p.until(last)
+	q.until(last)
+	require.Equal(t, 3, p.entries)
+	require.Equal(t, 1, q.entries)
+	in, _ := b.fleet.Instance("i1")
+	require.True(t, in.Drill)
 }
 
 func TestO_WA_07_a_neighbour_with_the_same_beginning_is_not_told(t *testing.T) {

@@ -133,7 +133,9 @@ func (w *world) apply(u *policy.Update, at time.Duration) (changes []change, fre
 		}
 	}
 	for name := range grown {
-		w.compact(name)
+		if sp := next.spaces[name]; sp.garbage >= minGarbage && sp.garbage >= len(sp.log)/2 {
+			w.compact(name)
+		}
 	}
 	return changes, fresh, nil
 }
@@ -209,13 +211,10 @@ func (w *world) supersede(d *document) {
 
 const minGarbage = 256
 
-// compact rebuilds the log of a space once half of it is superseded. Deletions that no
-// resume point can need any more go with it.
+// compact rebuilds the log of a space without what is superseded. Deletions that no resume
+// point can need any more go with it.
 func (w *world) compact(name string) {
 	sp := w.snap.spaces[name]
-	if sp.garbage < minGarbage || sp.garbage < len(sp.log)/2 {
-		return
-	}
 	kept := make([]*document, 0, 2*(len(sp.log)-sp.garbage))
 	for _, d := range sp.log {
 		switch {
