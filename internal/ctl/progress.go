@@ -9,6 +9,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
@@ -99,11 +100,13 @@ func (a *app) await(ctx context.Context, subject *policydv1.WatchProgressRequest
 	defer cancel()
 	start := time.Now()
 	o := &outcome{}
+	meter.start(ctx)
+	defer meter.end()
 	for {
 		err := a.follow(limit, subject, func(r *policydv1.WatchProgressResponse) bool {
 			o.last, o.took, o.err = r, time.Since(start), nil
 			o.reached = g.reached(r.GetProgress())
-			meter.update(r.GetProgress(), o.took)
+			meter.update(r.GetProgress())
 			return o.reached || g.lost(r.GetProgress())
 		})
 		switch {
@@ -114,17 +117,15 @@ func (a *app) await(ctx context.Context, subject *policydv1.WatchProgressRequest
 		default:
 			var f *failure
 			if errors.As(err, &f) && f.exit != exitUnavailable {
-				meter.end()
 				return nil, err
 			}
 			o.err = err
-			meter.note("lost the connection to policyd, trying again")
+			meter.note(ctx, "lost the connection to policyd, trying again")
 			if pause(limit, 300*time.Millisecond) {
 				continue
 			}
 			o.interrupted = ctx.Err() != nil
 		}
-		meter.end()
 		return o, nil
 	}
 }
@@ -170,35 +171,63 @@ func pause(ctx context.Context, d time.Duration) bool {
 type meter struct {
 	a     *app
 	label string
-	// goal is named when it is reached.
-	goal  goal
-	shown bool // a bar is on the screen
+	goal  goal // named when it is reached
 	off   bool
-	last  string
+
+	stop func() // ends the drawing of the bar
+	last string // line that was printed last
+
+	mu sync.Mutex // guards what the bar shows
+	p  *policydv1.Progress
 }
 
 const (
 	barWidth = 24
 	// Work that takes less is not worth a bar.
 	barAfter = 300 * time.Millisecond
+	barEvery = 100 * time.Millisecond
 )
 
 func (a *app) meter(label string, g goal) *meter {
-	return &meter{a: a, label: label, goal: g, off: a.global.quiet || !a.human()}
+	return &meter{a: a, label: label, goal: g, off: a.global.quiet || !a.human(), stop: func() {}}
 }
 
-func (m *meter) update(p *policydv1.Progress, took time.Duration) {
-	if m.off {
+// start draws the bar from time to time until end.
+func (m *meter) start(ctx context.Context) {
+	if m.off || !m.a.err.tty {
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m.draw(ctx)
+	}()
+	m.stop = func() { cancel(); <-done }
+}
+
+func (m *meter) draw(ctx context.Context) {
+	began, shown := time.Now(), false
+	for wait := barAfter; pause(ctx, wait); wait = barEvery {
+		m.mu.Lock()
+		p := m.p
+		m.mu.Unlock()
+		m.a.err.printf("\r\x1b[K  in force  %s/%s  %s  %s", count(p.GetInForce()), count(p.GetTarget()), bar(p), shortDuration(time.Since(began)))
+		shown = true
+	}
+	if shown {
+		m.a.err.printf("\r\x1b[K")
+	}
+}
+
+func (m *meter) update(p *policydv1.Progress) {
+	m.mu.Lock()
+	m.p = p
+	m.mu.Unlock()
+	if m.off || m.a.err.tty {
 		return
 	}
 	reached := m.goal.reached(p)
-	if m.a.err.tty {
-		if took >= barAfter || m.shown {
-			m.a.err.printf("\r\x1b[K  in force  %s/%s  %s  %s", count(p.GetInForce()), count(p.GetTarget()), bar(p), shortDuration(took))
-			m.shown = true
-		}
-		return
-	}
 	line := fmt.Sprintf("%s  %s/%s in force", m.label, count(p.GetInForce()), count(p.GetTarget()))
 	if line == m.last && !reached {
 		return
@@ -210,7 +239,7 @@ func (m *meter) update(p *policydv1.Progress, took time.Duration) {
 	m.a.err.printf("%s\n", line)
 }
 
-func (m *meter) note(text string) {
+func (m *meter) note(ctx context.Context, text string) {
 	if m.off {
 		return
 	}
@@ -219,14 +248,13 @@ func (m *meter) note(text string) {
 		m.a.err.printf("%s\n", text)
 	}
 	m.last = text
+	m.start(ctx)
 }
 
 // end takes the bar away; what counts is printed by the command.
 func (m *meter) end() {
-	if m.shown {
-		m.a.err.printf("\r\x1b[K")
-	}
-	m.shown = false
+	m.stop()
+	m.stop = func() {}
 }
 
 func bar(p *policydv1.Progress) string {
