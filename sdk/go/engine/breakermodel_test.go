@@ -174,6 +174,7 @@ func TestBreaker_agrees_with_the_obvious_model(t *testing.T) {
 }
 
 func checkBreaker(t *testing.T, rnd *rand.Rand) {
+	t.Helper()
 	p := b0(t)
 	span := func(lo, hi time.Duration) time.Duration { return lo + time.Duration(rnd.Int64N(int64(hi-lo))) }
 	b := &p.Breaker

@@ -146,6 +146,7 @@ func TestBudget_agrees_with_the_obvious_model(t *testing.T) {
 }
 
 func checkBudget(t *testing.T, rnd *rand.Rand) {
+	t.Helper()
 	ratio, floor := rnd.Int64N(engine.Million+1), rnd.Int64N(2*engine.Million)
 	length := time.Second + time.Duration(rnd.Int64N(int64(10*time.Second)))
 	capacity, credit, refill := 1+rnd.Int64N(20*engine.Million), rnd.Int64N(engine.Million), rnd.Int64N(3*engine.Million)

@@ -189,13 +189,16 @@ func (c *Call) Resume(now Instant) *Decision {
 
 // Abandon ends a call that its caller gives up, wherever it is: the permit of a retry that
 // did not start and the slot of a probe go back. After the end it does nothing, so it may
-// be deferred.
-func (c *Call) Abandon(now Instant) {
+// be deferred. The decision is never to go on.
+func (c *Call) Abandon(now Instant) *Decision {
+	c.decision = Decision{}
 	switch c.state {
 	case callSent:
 		c.attempt.took = time.Duration(now - c.sent)
 		c.settle(now, &Outcome{Kind: OutcomeCancelled})
 	case callWaits:
 		c.abandon(now)
+	case callEnded:
 	}
+	return &c.decision
 }

@@ -63,7 +63,7 @@ func (c *Call) admit(now Instant, eff *Effects, first bool) Decision {
 func (e *Endpoint) blame(d *Decision, forced bool, eff *Effects) {
 	if forced {
 		d.By = eff.FirstBy
-		if d.By != nil {
+		if eff.ForcedOpen {
 			d.RetryAt = e.instant(d.By.Ends)
 		}
 		return
@@ -161,7 +161,7 @@ func (c *Call) decide(now Instant, o *Outcome, eff *Effects) Decision {
 		why = byAttempts
 	case eff.Retry == 0 || eff.Retry < Million && !chance(e.random(), eff.Retry):
 		why, d.By = bySwitch, eff.RetryBy
-	case !c.safe && !(c.p.Idempotency.OnlyIfNotSent && o.notSent()):
+	case !c.safe && (!c.p.Idempotency.OnlyIfNotSent || !o.notSent()):
 		why = bySafety
 	case o.BodyLost:
 		why = byBody
@@ -271,5 +271,5 @@ func (c *Call) abandon(now Instant) {
 	e.budget.giveBack(&c.permit)
 	c.end(Failure)
 	eff := e.effects(now)
-	e.rearm(now, &eff)
+	c.decision.Breaker = e.leave(now, &eff)
 }

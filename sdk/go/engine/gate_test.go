@@ -20,6 +20,7 @@ func TestGate_agrees_with_the_obvious_model(t *testing.T) {
 }
 
 func checkGate(t *testing.T, rnd *rand.Rand) {
+	t.Helper()
 	window, maxAge := 10+rnd.IntN(200), time.Second+time.Duration(rnd.Int64N(int64(20*time.Second)))
 	minCalls, rate := 1+rnd.IntN(window), rnd.Int64N(engine.Million+1)
 	r := newRig(t, map[engine.Field]engine.Value{

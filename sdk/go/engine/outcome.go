@@ -138,6 +138,7 @@ const (
 // Codes lists every code in the order in which a retry that is not made is blamed.
 func Codes() []Code { return append([]Code(nil), codes[1:]...) }
 
+//nolint:gochecknoglobals // a table
 var codes = [numReasons]Code{
 	"", CodeBreaker, CodeAttempts, CodeDisabled, CodeNotSafe, CodeBody, CodeGate, CodeBudget,
 	CodeRetryAfter, CodeDeadline, CodeConflict,

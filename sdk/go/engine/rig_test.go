@@ -12,7 +12,7 @@ import (
 
 // rig is an endpoint for tests in Go: no jitter, no gate and a wide budget unless set.
 type rig struct {
-	t      testing.TB
+	tb     testing.TB
 	policy engine.Policy
 	*engine.Endpoint
 	random func() uint64
@@ -20,8 +20,8 @@ type rig struct {
 
 var rigOrigin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-func rigPolicy(t testing.TB, set map[engine.Field]engine.Value) engine.Policy {
-	t.Helper()
+func rigPolicy(tb testing.TB, set map[engine.Field]engine.Value) engine.Policy {
+	tb.Helper()
 	s := engine.Settings{
 		engine.BackoffJitter: engine.Enum("none"), engine.RetryOnHTTP: engine.Set("502", "503", "504"),
 		engine.BudgetRatio: engine.Micro(engine.Million), engine.BudgetMinRetriesPerSecond: engine.Micro(1000 * engine.Million),
@@ -32,19 +32,19 @@ func rigPolicy(t testing.TB, set map[engine.Field]engine.Value) engine.Policy {
 	}
 	maps.Copy(s, set)
 	if v := engine.Validate(engine.Global, s); len(v) > 0 {
-		t.Fatalf("settings break rules: %v", v)
+		tb.Fatalf("settings break rules: %v", v)
 	}
 	return engine.Compile(engine.Merge(engine.Global, []engine.Document{{Scope: engine.Global, Settings: s}}))
 }
 
-func newRig(t testing.TB, set map[engine.Field]engine.Value) *rig {
-	t.Helper()
-	return rigOf(t, rigPolicy(t, set))
+func newRig(tb testing.TB, set map[engine.Field]engine.Value) *rig {
+	tb.Helper()
+	return rigOf(tb, rigPolicy(tb, set))
 }
 
-func rigOf(t testing.TB, p engine.Policy) *rig {
-	t.Helper()
-	r := &rig{t: t, policy: p, random: func() uint64 { return 0 }}
+func rigOf(tb testing.TB, p engine.Policy) *rig {
+	tb.Helper()
+	r := &rig{tb: tb, policy: p, random: func() uint64 { return 0 }}
 	config := engine.Config{Origin: rigOrigin, Random: func() uint64 { return r.random() }}
 	r.Endpoint = engine.NewEndpoint(config, &r.policy, engine.Overlay{}, 0)
 	return r
@@ -52,10 +52,10 @@ func rigOf(t testing.TB, p engine.Policy) *rig {
 
 // begin starts a call that must be let through.
 func (r *rig) begin(at time.Duration) *engine.Call {
-	r.t.Helper()
+	r.tb.Helper()
 	c := new(engine.Call)
 	if d := r.Begin(c, engine.Instant(at), engine.CallOptions{Idempotent: true}); !d.Proceed {
-		r.t.Fatalf("refused at %s: %s", at, d.Code)
+		r.tb.Fatalf("refused at %s: %s", at, d.Code)
 	}
 	return c
 }
@@ -72,7 +72,7 @@ func (r *rig) refused(at time.Duration) bool {
 
 // call starts a call and settles its first attempt.
 func (r *rig) call(at time.Duration, o engine.Outcome) {
-	r.t.Helper()
+	r.tb.Helper()
 	c := r.begin(at)
 	c.Settle(engine.Instant(at), o)
 }

@@ -107,6 +107,7 @@ func runCases(t *testing.T, vectors *scriptFile, only ...string) {
 }
 
 func runScript(t *testing.T, file *scriptFile, s *script) {
+	t.Helper()
 	r := &scriptRun{
 		t: t, file: file, calls: map[string][]*engine.Call{}, draws: s.Draws,
 		origin: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
