@@ -85,10 +85,10 @@ func (e *Endpoint) enter() *cell {
 	return c
 }
 
-// spread doubles the cells, up to twice the number of processors. Cells in use stay.
+// spread doubles the cells, up to four times the number of processors. Cells in use stay.
 func (e *Endpoint) spread() {
 	cells := *e.cells.Load()
-	if len(cells) >= min(2*runtime.GOMAXPROCS(0), maxCells) {
+	if len(cells) >= min(4*runtime.GOMAXPROCS(0), maxCells) {
 		return
 	}
 	more := append(make([]*cell, 0, 2*len(cells)), cells...)
@@ -99,7 +99,7 @@ func (e *Endpoint) spread() {
 }
 
 const (
-	maxCells   = 32
+	maxCells   = 64
 	manyMisses = 32
 )
 
