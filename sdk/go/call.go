@@ -93,7 +93,7 @@ func (k *call) init(c *Client, ep *endpoint, m *mark, cfg *callConfig) {
 	k.client, k.ep, k.tries = c, ep, p.MaxAttempts
 	k.passive = c.cfg.mode != Enforce || p.Observe
 	if outer := m.running(); outer != nil && !outer.passive {
-		k.inner = true // the outer call retries
+		k.inner = outer.inner || outer.tries > 1
 	}
 	if k.inner || cfg != nil && cfg.oneTry {
 		k.quiet, k.tries = true, 1
@@ -257,7 +257,7 @@ func (k *call) wait(ctx context.Context, cancelled <-chan struct{}, d *engine.De
 			continue
 		case <-timer.C:
 			if prepare != nil && prepare() != nil {
-				k.engine.Abandon(k.client.now())
+				k.note(k.engine.Abandon(k.client.now()))
 				*d = engine.Decision{Code: engine.CodeBody}
 				return restStopped
 			}
@@ -269,7 +269,7 @@ func (k *call) wait(ctx context.Context, cancelled <-chan struct{}, d *engine.De
 		case <-ctx.Done():
 		case <-cancelled:
 		}
-		k.engine.Abandon(k.client.now())
+		k.note(k.engine.Abandon(k.client.now()))
 		return restGone
 	}
 }
@@ -330,24 +330,27 @@ func (k *call) arm(ctx context.Context, attempt *mark, s *sent) {
 	if !ok {
 		return
 	}
+	limit := k.cutShort(overall)
 	limited, cancel := context.WithCancelCause(ctx)
 	attempt.Context = limited
-	s.cancel = func() { cancel(nil) }
-	s.timer = time.AfterFunc(d, func() { cancel(k.cutShort(overall)) })
+	s.cancel, s.limit = func() { cancel(nil) }, limit
+	s.timer = time.AfterFunc(d, func() { cancel(limit) })
 }
 
 // disarm ends the time limit of an attempt that is over.
-func (k *call) disarm(ctx context.Context, attempt *mark, s *sent) {
-	if s.timer == nil || s.timer.Stop() && s.err == nil {
+func (k *call) disarm(ctx context.Context, s *sent) {
+	if s.timer == nil {
 		return
 	}
-	var cut *timeoutError
-	if errors.As(context.Cause(attempt.Context), &cut) && ctx.Err() == nil {
-		if s.err == nil { // the body would break off
-			s.discard()
-			s.resp = nil
-		}
-		s.err, s.cut = cut, cut
+	switch fired := !s.timer.Stop(); {
+	case !fired && s.err == nil:
+		return // the context lasts as long as the body
+	case !fired:
+	case ctx.Err() == nil:
+		s.fail(s.limit)
+		s.cut = s.limit
+	case s.err == nil:
+		s.fail(context.Cause(ctx))
 	}
 	s.cancel()
 	s.cancel = nil
@@ -373,7 +376,7 @@ func (e *timeoutError) Timeout() bool { return true }
 func (e *timeoutError) Temporary() bool { return true }
 
 // Is makes it a context.DeadlineExceeded.
-func (e *timeoutError) Is(target error) bool { return target == context.DeadlineExceeded } //nolint:errorlint // Is is asked about target itself
+func (e *timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // cutShort is the error of an attempt that ran into the limit of the policy.
 func (k *call) cutShort(overall bool) *timeoutError {

@@ -70,13 +70,13 @@ var b0 = set{
 }
 
 // newClient returns a client that talks to nobody, with one policy at ep.
-func newClient(t testing.TB, policy set, opts ...policyd.Option) *policyd.Client {
-	t.Helper()
+func newClient(tb testing.TB, policy set, opts ...policyd.Option) *policyd.Client {
+	tb.Helper()
 	c, err := policyd.New(append([]policyd.Option{
 		policyd.WithCacheDir(""), policyd.WithLogger(slog.New(slog.DiscardHandler)),
 	}, opts...)...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	put(c, policy)
 	return c
@@ -214,49 +214,49 @@ func (b *trackedBody) state() (read, closed int) {
 	return b.read, b.closed
 }
 
-func request(t testing.TB, ctx context.Context, method string, body io.Reader) *http.Request { //nolint:revive // t comes first in tests
-	t.Helper()
+func request(tb testing.TB, ctx context.Context, method string, body io.Reader) *http.Request { //nolint:revive // tb comes first in tests
+	tb.Helper()
 	req, err := http.NewRequestWithContext(ctx, method, "http://upstream.test/v1/call?token=s3cr3t", body)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return req
 }
 
 // get sends a GET through rt and fails the test on an error.
-func get(t testing.TB, rt http.RoundTripper) *http.Response {
-	t.Helper()
-	resp, err := rt.RoundTrip(request(t, t.Context(), http.MethodGet, nil))
+func get(tb testing.TB, rt http.RoundTripper) *http.Response {
+	tb.Helper()
+	resp, err := rt.RoundTrip(request(tb, tb.Context(), http.MethodGet, nil))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return resp
 }
 
-func outcome(t testing.TB, resp *http.Response) policyd.Outcome {
-	t.Helper()
+func outcome(tb testing.TB, resp *http.Response) policyd.Outcome {
+	tb.Helper()
 	o, ok := policyd.OutcomeOf(resp)
 	if !ok {
-		t.Fatal("the response has no outcome")
+		tb.Fatal("the response has no outcome")
 	}
 	return o
 }
 
-func equalTimes(t testing.TB, got []time.Duration, want ...time.Duration) {
-	t.Helper()
+func equalTimes(tb testing.TB, got []time.Duration, want ...time.Duration) {
+	tb.Helper()
 	if len(got) != len(want) {
-		t.Fatalf("sends at %v, want %v", got, want)
+		tb.Fatalf("sends at %v, want %v", got, want)
 	}
 	for i := range got {
 		if got[i] != want[i] {
-			t.Fatalf("sends at %v, want %v", got, want)
+			tb.Fatalf("sends at %v, want %v", got, want)
 		}
 	}
 }
 
 // noLeak fails the test if goroutines are left a second after f.
-func noLeak(t testing.TB, slack int, f func()) {
-	t.Helper()
+func noLeak(tb testing.TB, slack int, f func()) {
+	tb.Helper()
 	before := runtime.NumGoroutine()
 	f()
 	for end := time.Now().Add(time.Second); ; runtime.Gosched() {
@@ -265,7 +265,7 @@ func noLeak(t testing.TB, slack int, f func()) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%d goroutines before, %d after", before, after)
+			tb.Fatalf("%d goroutines before, %d after", before, after)
 		}
 	}
 }

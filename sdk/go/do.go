@@ -36,7 +36,7 @@ func Do[T any](ctx context.Context, endpoint string, fn func(context.Context) (T
 	_, response := any(&none).(**http.Response)
 	for attempt := &r.mark; ; attempt = r.next(ctx) {
 		r.open(ctx, attempt, response)
-		v, err := fn(attempt)
+		v, err := fn(attempt) //nolint:contextcheck // attempt is ctx
 		resp, _ := any(v).(*http.Response)
 		again, err := r.took(ctx, attempt, resp, err)
 		switch {
@@ -81,7 +81,7 @@ func newRun(ctx context.Context, endpoint string, opts []CallOption) *run {
 	if c == nil {
 		c = Default()
 	}
-	ep := c.endpoint(endpoint)
+	ep := c.endpoint(endpoint) //nolint:contextcheck // the watch outlives the call that starts it
 	if outer := m.running(); outer != nil && outer.ep == ep {
 		r.nested = true
 		return r
@@ -144,10 +144,10 @@ func (r *run) took(ctx context.Context, attempt *mark, resp *http.Response, err 
 		s.resp = nil
 	}
 	if s.timer != nil {
-		r.disarm(ctx, attempt, s)
+		r.disarm(ctx, s)
 	} else if s.cancel != nil {
 		var cut *timeoutError
-		if err != nil && errors.As(context.Cause(attempt.Context), &cut) && ctx.Err() == nil {
+		if err != nil && errors.As(context.Cause(attempt.Context), &cut) && ctx.Err() == nil { //nolint:contextcheck // attempt is ctx with a limit
 			s.cut = cut
 		}
 		s.cancel()

@@ -138,10 +138,10 @@ func (e *Error) Unwrap() error { return e.Err }
 // Is reports whether target is the sentinel of e's code. An error with the code
 // deadline_exceeded is a context.DeadlineExceeded as well.
 func (e *Error) Is(target error) bool {
-	if c, ok := target.(codeError); ok { //nolint:errorlint // Is is asked about target itself
+	if c, ok := target.(codeError); ok {
 		return Code(c) == e.Code
 	}
-	return e.Code == CodeDeadline && target == context.DeadlineExceeded //nolint:errorlint // as above
+	return e.Code == CodeDeadline && target == context.DeadlineExceeded
 }
 
 // Timeout makes e a net.Error that says so: true for deadline_exceeded.

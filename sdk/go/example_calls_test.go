@@ -33,7 +33,7 @@ func flaky(n int) *httptest.Server {
 			http.Error(w, "try again", http.StatusServiceUnavailable)
 			return
 		}
-		fmt.Fprintf(w, "hello, key %q", r.Header.Get("Idempotency-Key"))
+		_, _ = fmt.Fprintf(w, "hello, key %q", r.Header.Get("Idempotency-Key"))
 	}))
 }
 

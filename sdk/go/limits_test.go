@@ -81,9 +81,11 @@ func TestO_BR_04_a_neutral_probe_gives_its_slot_back(t *testing.T) {
 func TestO_BR_05_a_panic_is_a_failure_and_goes_through(t *testing.T) {
 	for name, call := range map[string]func(t *testing.T, c *policyd.Client, value any){
 		"Do": func(t *testing.T, c *policyd.Client, value any) {
+			t.Helper()
 			_, _ = policyd.Do(t.Context(), ep, func(context.Context) (int, error) { panic(value) }, policyd.Using(c))
 		},
 		"Transport": func(t *testing.T, c *policyd.Client, value any) {
+			t.Helper()
 			rt := c.Transport(roundTripFunc(func(*http.Request) (*http.Response, error) { panic(value) }), everything)
 			_, _ = rt.RoundTrip(request(t, t.Context(), http.MethodGet, nil))
 		},

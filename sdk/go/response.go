@@ -17,7 +17,16 @@ type sent struct {
 	err    error
 	cancel context.CancelFunc // ends the attempt's context; nil without one of its own
 	timer  *time.Timer        // that does so at the time limit
-	cut    *timeoutError      // the time limit, if it was reached
+	limit  *timeoutError      // what it says then
+	cut    *timeoutError      // limit, if it was reached
+}
+
+// fail replaces the response, if there is one, by an error: its body would break off.
+func (s *sent) fail(err error) {
+	if s.resp != nil && s.resp.Body != nil {
+		_ = s.resp.Body.Close()
+	}
+	s.resp, s.err = nil, err
 }
 
 // failure is what an attempt that may be repeated ended with.

@@ -267,6 +267,20 @@ func TestO_RT_13_our_own_time_limit_is_not_the_callers(t *testing.T) {
 			}
 		})
 	})
+	t.Run("an answer at the very limit is whole or not there", func(t *testing.T) {
+		c := newClient(t, with(policy, set{engine.MaxAttempts: engine.Int(1), engine.TimeoutsAttempt: ms(1)}))
+		rt := c.Transport(newScript(answer{status: 200, wait: time.Millisecond}), everything)
+		for range 500 { // in real time, so that either can be first
+			resp, err := rt.RoundTrip(request(t, t.Context(), http.MethodGet, nil))
+			if err != nil {
+				continue
+			}
+			if resp.Request.Context().Err() != nil {
+				t.Fatal("the body is cut off")
+			}
+			_ = resp.Body.Close()
+		}
+	})
 	t.Run("a call that always hangs tells why", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := newClient(t, with(policy, set{engine.MaxAttempts: engine.Int(2)}))

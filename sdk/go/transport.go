@@ -80,7 +80,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL == nil {
 		return t.base.RoundTrip(req) // which knows what to say
 	}
-	ep := t.endpoint(c, req)
+	ep := t.endpoint(c, req) //nolint:contextcheck // the watch outlives the call that starts it
 	if outer := m.running(); outer != nil && outer.ep == ep {
 		return t.base.RoundTrip(outer.withKey(req)) // an attempt of a call that is counted already
 	}
@@ -161,18 +161,15 @@ func (x *exchange) guard() {
 // send makes one attempt.
 func (x *exchange) send(ctx context.Context, attempt *mark, body io.ReadCloser) (s sent) {
 	x.arm(ctx, attempt, &s)
-	s.req = x.request(attempt, body)
-	s.resp, s.err = x.base.RoundTrip(s.req)
+	s.req = x.request(attempt, body)        //nolint:contextcheck // attempt is ctx
+	s.resp, s.err = x.base.RoundTrip(s.req) //nolint:bodyclose // the caller does, or discard
 	switch {
 	case s.err == nil && s.resp == nil:
 		s.err = errNoResponse
 	case s.err != nil && s.resp != nil: // against the contract, but bodies must not leak
-		if s.resp.Body != nil {
-			_ = s.resp.Body.Close()
-		}
-		s.resp = nil
+		s.fail(s.err)
 	}
-	x.disarm(ctx, attempt, &s)
+	x.disarm(ctx, &s)
 	return s
 }
 

@@ -104,12 +104,12 @@ func TestWire_streams_both_ways(t *testing.T) {
 		_ = http.NewResponseController(w).EnableFullDuplex()
 		lines := bufio.NewScanner(r.Body)
 		for lines.Scan() {
-			fmt.Fprintf(w, "echo %s\n", lines.Text())
+			_, _ = fmt.Fprintf(w, "echo %s\n", lines.Text())
 			_ = http.NewResponseController(w).Flush()
 		}
 	}, func(t *testing.T, client *http.Client, url string) {
 		r, w := io.Pipe()
-		defer w.Close()
+		defer func() { _ = w.Close() }()
 		go func() { _, _ = io.WriteString(w, "one\n") }()
 		resp, err := do(t, client.Transport, http.MethodPut, url, r, nil)
 		if err != nil {
@@ -442,7 +442,7 @@ func TestWire_leaked_bodies_hold_up_nobody(t *testing.T) {
 	})
 	client := &http.Client{Transport: newClient(t, quick).Transport(base(t), everything)}
 	for range 20 {
-		resp, err := client.Get(u.URL) //nolint:bodyclose // that is the point
+		resp, err := client.Get(u.URL) // its body is never closed
 		if err != nil || resp.StatusCode != 200 {
 			t.Fatal(resp, err)
 		}

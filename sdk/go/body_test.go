@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	policyd "github.com/policyd/policyd/sdk/go"
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+func TestO_RT_08_bodies_are_replayed_whole_or_not_at_all(t *testing.T) {
+	payload := bytes.Repeat([]byte("x"), 1663)
+	type seen struct {
+		body   string
+		length int64
+	}
+	serveBodies := func(t *testing.T, got *[]seen) *upstream {
+		t.Helper()
+		return serve(t, func(w http.ResponseWriter, r *http.Request, n int) {
+			b, _ := io.ReadAll(r.Body)
+			*got = append(*got, seen{string(b), r.ContentLength})
+			if n < 3 {
+				w.WriteHeader(503)
+			}
+			_, _ = fmt.Fprintf(w, "answer %d", n)
+		})
+	}
+	unnamed := func(r io.Reader) io.Reader { return struct{ io.Reader }{r} } // hides the type, so no GetBody
+	policy := with(quick, set{engine.IdempotencyMethods: engine.Set("POST")})
+	for name, c := range map[string]struct {
+		body    io.Reader
+		length  int64
+		options []policyd.TransportOption
+	}{
+		"with GetBody":              {bytes.NewReader(payload), 1663, nil},
+		"without, length known":     {unnamed(bytes.NewReader(payload)), 1663, nil},
+		"without, length not known": {unnamed(bytes.NewReader(payload)), -1, nil},
+		"just at the limit":         {unnamed(bytes.NewReader(payload)), 1663, []policyd.TransportOption{policyd.MaxReplayBody(1663)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []seen
+			u := serveBodies(t, &got)
+			rt := newClient(t, policy).Transport(base(t), append(c.options, everything)...)
+			req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, u.URL, c.body)
+			if c.length > 0 {
+				req.ContentLength = c.length
+			}
+			resp, err := rt.RoundTrip(req)
+			if err != nil || resp.StatusCode != 200 {
+				t.Fatal(resp, err)
+			}
+			_ = resp.Body.Close()
+			if len(got) != 3 {
+				t.Fatalf("%d sends", len(got))
+			}
+			for _, g := range got {
+				if g.body != string(payload) || g.length != c.length {
+					t.Fatalf("%d bytes, Content-Length %d", len(g.body), g.length)
+				}
+			}
+		})
+	}
+	for name, length := range map[string]int64{"too long, known": 1663, "too long, not known": -1} {
+		t.Run(name, func(t *testing.T) {
+			var got []seen
+			u := serveBodies(t, &got)
+			rt := newClient(t, policy).Transport(base(t), everything, policyd.MaxReplayBody(1662))
+			req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, u.URL, unnamed(bytes.NewReader(payload)))
+			if length > 0 {
+				req.ContentLength = length
+			}
+			resp, err := rt.RoundTrip(req)
+			if err != nil || resp.StatusCode != 503 {
+				t.Fatal(resp, err)
+			}
+			if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "answer 1" {
+				t.Fatalf("%q, %v", b, err)
+			}
+			if o := outcome(t, resp); o.Code != policyd.CodeBody || o.Attempts != 1 || len(got) != 1 || len(got[0].body) != 1663 {
+				t.Fatalf("%+v after %d sends", o, len(got))
+			}
+		})
+	}
+}
+
+func TestBody_of_an_unsafe_call_is_sent_when_the_connection_failed(t *testing.T) {
+	var got string
+	u := serve(t, func(_ http.ResponseWriter, r *http.Request, _ int) {
+		b, _ := io.ReadAll(r.Body)
+		got = string(b)
+	})
+	failures := 2
+	b := base(t)
+	b.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if failures--; failures >= 0 {
+			return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}
+	resp, err := do(t, newClient(t, quick).Transport(b, everything), http.MethodPost, u.URL, struct{ io.Reader }{strings.NewReader("order")}, nil)
+	if err != nil || resp.StatusCode != 200 || got != "order" {
+		t.Fatalf("%v, %v, body %q", resp, err, got)
+	}
+	_ = resp.Body.Close()
+}
+
+func TestBody_is_closed_once_whatever_happens(t *testing.T) {
+	for name, c := range map[string]struct {
+		policy set
+		script *script
+		before func(*policyd.Client)
+	}{
+		"success":        {p0, statuses(200), nil},
+		"retries":        {p0, statuses(503, 503, 200), nil},
+		"given up":       {p0, statuses(503), nil},
+		"error":          {p0, newScript(answer{err: errBoom}), nil},
+		"refused":        {p0, statuses(200), func(c *policyd.Client) { put(c, p0, killSwitch(engine.ForceOpen, time.Hour)) }},
+		"observed":       {with(p0, set{engine.Observe: engine.Bool(true)}), statuses(503), nil},
+		"no replay":      {with(p0, set{engine.IdempotencyMethods: engine.Set("GET")}), statuses(503), nil},
+		"single attempt": {with(p0, set{engine.MaxAttempts: engine.Int(1)}), statuses(503), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cl := newClient(t, c.policy)
+				if c.before != nil {
+					c.before(cl)
+				}
+				body := &trackedBody{Reader: strings.NewReader("payload")}
+				resp, err := cl.Transport(c.script, everything).RoundTrip(request(t, t.Context(), http.MethodPut, body))
+				if err == nil {
+					_ = resp.Body.Close()
+				}
+				if _, closed := body.state(); closed != 1 {
+					t.Fatalf("closed %d times (%v)", closed, err)
+				}
+			})
+		})
+	}
+}
+
+func TestO_RT_10_bodies_of_failed_attempts_free_their_connection(t *testing.T) {
+	kib := strings.Repeat("x", 1024)
+	u := serve(t, func(w http.ResponseWriter, _ *http.Request, n int) {
+		w.Header().Set("Content-Length", strconv.Itoa(len(kib)))
+		if n%3 != 0 {
+			w.WriteHeader(503)
+		}
+		_, _ = io.WriteString(w, kib)
+	})
+	b := base(t)
+	noLeak(t, 2, func() {
+		client := &http.Client{Transport: newClient(t, quick).Transport(b, everything)}
+		for range 1000 {
+			resp, err := client.Get(u.URL)
+			if err != nil || resp.StatusCode != 200 {
+				t.Fatal(resp, err)
+			}
+			if body, err := io.ReadAll(resp.Body); err != nil || string(body) != kib {
+				t.Fatalf("%d bytes, %v", len(body), err)
+			}
+			_ = resp.Body.Close()
+		}
+		if u.sends.Load() != 3000 || u.connections.Load() != 1 {
+			t.Fatalf("%d sends on %d connections", u.sends.Load(), u.connections.Load())
+		}
+		client.CloseIdleConnections()
+		u.Config.SetKeepAlivesEnabled(false)
+	})
+}
+
+func TestO_RT_10_bodies_are_closed_once_and_the_last_is_unread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(answer{status: 503, body: "small"}, answer{status: 503, body: strings.Repeat("x", 100<<10)}, answer{status: 200, body: "done"})
+		resp := get(t, newClient(t, p0).Transport(s, everything))
+		for i, want := range []int{5, 64 << 10, 0} {
+			read, closed := s.bodies[i].state()
+			if read != want || closed != min(1, 2-i) {
+				t.Fatalf("body %d: read %d, closed %d times", i+1, read, closed)
+			}
+		}
+		_ = resp.Body.Close()
+		if _, closed := s.bodies[2].state(); closed != 1 {
+			t.Fatalf("closed %d times", closed)
+		}
+	})
+}
+
+func TestBody_that_trickles_does_not_hold_up_the_retry(t *testing.T) {
+	u := serve(t, func(w http.ResponseWriter, r *http.Request, n int) {
+		if n == 1 {
+			w.WriteHeader(503)
+			_, _ = io.WriteString(w, "wait for it")
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}
+	})
+	resp, err := do(t, newClient(t, quick).Transport(base(t), everything), http.MethodGet, u.URL, nil, nil)
+	if err != nil || resp.StatusCode != 200 || u.sends.Load() != 2 {
+		t.Fatalf("%v, %v after %d sends", resp, err, u.sends.Load())
+	}
+	_ = resp.Body.Close()
+}
+
+func TestBody_beyond_the_bound_is_returned_whole_when_no_retry_follows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, p0)
+		text := strings.Repeat("0123456789", 10<<10)
+		s := newScript(answer{status: 503, body: text})
+		time.AfterFunc(100*time.Millisecond, func() { put(c, p0, killSwitch(engine.DisableRetries, time.Hour)) })
+		resp := get(t, c.Transport(s, everything))
+		if body, err := io.ReadAll(resp.Body); err != nil || string(body) != text {
+			t.Fatalf("%d bytes, %v", len(body), err)
+		}
+		_ = resp.Body.Close()
+		if _, closed := s.bodies[0].state(); closed != 1 || s.count() != 1 {
+			t.Fatalf("closed %d times, %d sends", closed, s.count())
+		}
+	})
+}
