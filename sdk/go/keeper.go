@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
 const (
@@ -97,7 +98,7 @@ func (c *Client) loadCache(now time.Time) bool {
 		c.cfg.logger.Warn("disk cache holds documents that this SDK cannot honour; they are left out", "documents", dropped)
 	}
 	c.remote.State, c.remote.source = held, sourceCache
-	c.use(contentOf(&c.remote.State, now), sourceCache, now)
+	c.use(contentOf(&c.remote.State, now), sourceCache, nil, now)
 	c.link.update(func(s *Status) { s.AsOf = saved.Meta.AsOf })
 	c.cfg.logger.Info("policies loaded from disk cache", "revision", held.Revision(), "age", age(now.Sub(saved.Meta.AsOf)))
 	return true
@@ -126,7 +127,7 @@ func (c *Client) announce(now time.Time) time.Duration {
 		on[sw.ID] = sw
 		if old, told := c.switches.on[sw.ID]; !told || old != sw {
 			c.cfg.logger.Warn("kill switch on", "id", sw.ID, "action", sw.Action, "scope", sw.Scope,
-				"until", sw.ExpiresAt.UTC().Format(time.RFC3339), "incident", sw.Incident, "reason", sw.Reason)
+				"until", sw.ExpiresAt.UTC().Format(time.RFC3339), "incident", state.Printable(sw.Incident), "reason", state.Printable(sw.Reason))
 			c.switchChanged(sw, true)
 		}
 	}

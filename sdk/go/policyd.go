@@ -158,7 +158,7 @@ func (c *Client) loadStart() error {
 			return fmt.Errorf("policyd: policy file: %w", err)
 		}
 		c.remote.source = sourceFile
-		c.use(*next, c.file.source(), now)
+		c.use(*next, c.file.source(), c.file.rejected, now)
 		return nil
 	}
 	if len(c.cfg.addrs) == 0 {
@@ -168,19 +168,34 @@ func (c *Client) loadStart() error {
 }
 
 // use puts content of a source other than policyd in force, unless policyd's already is.
-func (c *Client) use(next content, source string, now time.Time) {
+// Rejected are the documents that the content lacks.
+func (c *Client) use(next content, source string, rejected []state.Rejection, now time.Time) {
 	c.remote.mu.Lock()
 	defer c.remote.mu.Unlock()
 	if c.remote.inUse.Load() {
 		return
 	}
 	changed := c.install(next, now)
+	err := c.tellRejected(rejected)
 	c.link.update(func(s *Status) {
-		s.Revision, s.Offered, s.Source, s.LastErr = next.revision, next.revision, source, nil
+		s.Revision, s.Offered, s.Source, s.LastErr = next.revision, next.revision, source, err
 	})
 	c.setReady()
 	c.announce(now)
-	c.policyChanged(PolicyEvent{Revision: next.revision, Changed: changed})
+	c.stir() // for the end of a switch
+	c.policyChanged(PolicyEvent{Revision: next.revision, Changed: changed, Err: err})
+}
+
+// tellRejected logs documents that are not in force and joins them to an error, nil for none.
+func (c *Client) tellRejected(rejected []state.Rejection) error {
+	var errs []error
+	for i := range rejected {
+		r := &rejected[i]
+		c.cfg.logger.Warn("policy rejected; the previous one stays", "rev", r.Revision, "scope", r.Scope,
+			"field", r.Field, "reason", r.Reason, "sdk", Version)
+		errs = append(errs, r)
+	}
+	return errors.Join(errs...)
 }
 
 func (c *Client) setReady() { c.readyOnce.Do(func() { close(c.ready) }) }

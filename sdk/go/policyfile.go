@@ -27,6 +27,10 @@ type policyFile struct {
 	readAt  time.Time
 	sum     [sha256.Size]byte
 	failure string // last one that was logged
+
+	// of the content in force
+	documents map[engine.Scope]*engine.Document
+	rejected  []state.Rejection
 }
 
 func (f *policyFile) source() string { return sourceFile + " " + filepath.Base(f.path) }
@@ -70,25 +74,32 @@ func (f *policyFile) read(now time.Time) (next *content, changed bool, err error
 	if same {
 		return nil, false, nil
 	}
-	if next, err = parsePolicyFile(data, now); err != nil {
+	if next, err = f.parse(data, now); err != nil {
 		return nil, true, fmt.Errorf("%s: %w", f.path, err)
 	}
 	return next, true, nil
 }
 
-func parsePolicyFile(data []byte, now time.Time) (*content, error) {
+// parse reads a content as a whole or not at all, but for documents that this SDK cannot
+// honour: their scopes keep what they had.
+func (f *policyFile) parse(data []byte, now time.Time) (*content, error) {
 	file, err := document.Parse(data, now)
 	if err != nil {
 		return nil, err
 	}
 	next := content{revision: file.Revision, documents: make(map[engine.Scope]*engine.Document, len(file.Documents))}
+	var rejected []state.Rejection
 	for i := range file.Documents {
 		d := &file.Documents[i]
-		if err := state.Check(*d); err != nil {
-			return nil, fmt.Errorf("%s: %w", d.Scope, err)
+		if r := state.Check(d); r != nil {
+			rejected = append(rejected, *r)
+			if d = f.documents[d.Scope]; d == nil {
+				continue
+			}
 		}
 		next.documents[d.Scope] = d
 	}
+	f.documents, f.rejected = next.documents, rejected
 	for _, sw := range file.Switches {
 		sw.Ends = now.Add(sw.Ends.Sub(now)) // onto the monotonic clock
 		next.switches = append(next.switches, sw)
@@ -113,7 +124,7 @@ func (c *Client) pollFile(now time.Time) {
 		}
 	case changed:
 		c.file.failure = ""
-		c.use(*next, c.file.source(), now)
+		c.use(*next, c.file.source(), c.file.rejected, now)
 		c.cfg.logger.Info("policy file taken up", "file", c.file.path, "revision", next.revision, "documents", len(next.documents))
 	case c.file.failure != "":
 		// The content that is in force is back.

@@ -4,6 +4,7 @@ package policyd
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -126,6 +127,8 @@ func (l *link) lost(addr string, err error, refused bool) {
 		}
 	}
 	switch {
+	case errors.Is(err, errGoAway):
+		l.log.Info("policyd asked to reconnect; keeping the last good policy until then", "addr", addr, "revision", after.Revision)
 	case refused:
 		if l.tell("refused") {
 			l.log.Warn("policyd refused the token; retrying every 30s", "addr", addr, "using", using, "error", err)

@@ -323,13 +323,6 @@ func (c *Client) inForce(ch state.Change, addr string, now time.Time) {
 	c.setReady()
 	c.announce(now)
 	c.stir() // for the end of a switch
-	event := PolicyEvent{Revision: c.remote.Revision(), Changed: changed}
-	for i := range ch.Rejected {
-		r := &ch.Rejected[i]
-		c.cfg.logger.Warn("policy rejected; the previous one stays", "rev", r.Revision, "scope", r.Scope,
-			"field", r.Field, "reason", r.Reason, "sdk", Version)
-		event.Err = errors.Join(event.Err, r)
-	}
-	c.policyChanged(event)
+	c.policyChanged(PolicyEvent{Revision: c.remote.Revision(), Changed: changed, Err: c.tellRejected(ch.Rejected)})
 	c.save(now)
 }

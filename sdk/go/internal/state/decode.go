@@ -54,19 +54,27 @@ func readPolicy(key string, p *policydv1.Policy, revision int64) (*heldPolicy, e
 	if err != nil {
 		return nil, err
 	}
-	if err := Check(doc); err != nil {
+	if err := check(&doc); err != nil {
 		return nil, err
 	}
 	return &heldPolicy{document: doc, source: p}, nil
 }
 
-// Check holds a document to the limits and to what this SDK can do.
-func Check(doc engine.Document) error {
+// check holds a document to the limits and to what this SDK can do.
+func check(doc *engine.Document) error {
 	if broken := engine.Validate(doc.Scope, doc.Settings); len(broken) > 0 {
 		return violated(broken[0])
 	}
 	if fields := engine.Unsupported(doc.Settings); len(fields) > 0 {
 		return &wire.FieldError{Path: fields[0].Path(), Reason: "not supported by this SDK"}
+	}
+	return nil
+}
+
+// Check returns why a document of another source than policyd cannot be honoured, or nil.
+func Check(doc *engine.Document) *Rejection {
+	if err := check(doc); err != nil {
+		return newRejection(&policydv1.Entry{Key: policyPrefix + string(doc.Scope), Revision: doc.Revision}, err)
 	}
 	return nil
 }
