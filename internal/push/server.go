@@ -11,6 +11,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
+// window is HTTP/2's smallest flow-control window.
+const window = 64 << 10
+
 // ServerOptions returns what a gRPC server needs to serve a Hub: a codec that sends shared
 // bytes, keepalive that fits the SDKs', and buffers for many connections that are quiet most
 // of the time. Other services can live on the same server; options that follow override
@@ -21,13 +24,15 @@ func ServerOptions() []grpc.ServerOption {
 		// SDKs ping every 30 s, also without a call.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
-		grpc.MaxRecvMsgSize(1 << 20),
 		grpc.MaxConcurrentStreams(100),
 		grpc.MaxHeaderListSize(16 << 10),
 		grpc.ConnectionTimeout(20 * time.Second),
-		// Acks are small, and a connection keeps its read buffer.
+		// Acks are small, and a connection keeps its read buffer. Windows that do not grow
+		// need no ping after each ack to measure the connection.
 		grpc.ReadBufferSize(2 << 10),
 		grpc.WriteBufferSize(16 << 10),
+		grpc.StaticStreamWindowSize(window),
+		grpc.StaticConnWindowSize(window),
 	}
 }
 

@@ -199,6 +199,32 @@ func TestReaders_at_any_point_arrive_at_what_they_may_see(t *testing.T) {
 	})
 }
 
+func TestA_stream_that_lags_behind_forgotten_deletions_gets_everything(t *testing.T) {
+	hub := &Hub{world: newWorld(), views: newViewIndex()}
+	v := newView(newTargetSet([]engine.Scope{"shop"}, false), 1, 1000)
+	hub.views.add(v)
+	publish := func(revision, since policy.Revision, reset bool, changes ...policy.Change) {
+		for i := range changes {
+			changes[i].Key, changes[i].Revision = policy.PolicyKey(changes[i].Scope), revision
+		}
+		u := policy.Update{Epoch: "e", Revision: revision, Reset: reset, Changes: changes, DeletionsKnownSince: since}
+		require.NoError(t, hub.apply(&u, 0, make(map[*view]struct{})))
+		v.publish(hub.world.snap)
+	}
+	publish(1, 1, true, policy.Change{Scope: "shop/a", Document: []byte{}}, policy.Change{Scope: "shop/b", Document: []byte{}})
+	r := &reader{seq: cut}
+	r.read(t, v, true)
+	require.Len(t, r.held, 2)
+
+	publish(2, 1, false, policy.Change{Scope: "shop/a"})
+	publish(3, 3, false, policy.Change{Scope: "shop/c", Document: []byte{}})
+	hub.world.compact("shop")
+	v.renew(hub.world.snap)
+	require.NotContains(t, hub.world.live, "policies/shop/a")
+	r.read(t, v, false)
+	require.Equal(t, map[string]int64{"policies/shop/b": 1, "policies/shop/c": 3}, r.held)
+}
+
 func TestThe_log_stays_small_under_endless_edits(t *testing.T) {
 	w := newWorld()
 	revision := policy.Revision(1)
