@@ -17,7 +17,7 @@ import (
 
 // Decode reads every document of a YAML or JSON stream; file names it in errors. Documents
 // are returned only if all of them are right; else the error is a fault of kind Invalid that
-// wraps *Errors. What only the server sets is accepted and ignored.
+// wraps *StreamError. What only the server sets is accepted and ignored.
 func Decode(file string, data []byte) ([]*Object, error) {
 	r := &reader{file: file}
 	var objects []*Object
@@ -81,7 +81,7 @@ func (r *reader) document(root *node) []*Object {
 		r.fail(root.at, "", "a document must be a block with apiVersion, kind, metadata and spec")
 		return nil
 	}
-	if slices.Contains(listKinds, root.word("kind")) {
+	if slices.Contains(listKinds, root.kindWord()) {
 		return r.list(root)
 	}
 	o := &objectReader{reader: r, object: &Object{file: r.file, at: root.at, marks: map[string]mark{}}}
@@ -106,7 +106,7 @@ func (r *reader) list(root *node) []*Object {
 				return
 			}
 			for _, item := range n.items {
-				if item.kind == mapNode && slices.Contains(listKinds, item.word("kind")) {
+				if item.kind == mapNode && slices.Contains(listKinds, item.kindWord()) {
 					o.fail(item.at, key, "a list cannot hold a list")
 					continue
 				}
@@ -124,7 +124,7 @@ type objectReader struct {
 }
 
 func (o *objectReader) read(root *node) {
-	kind := root.word("kind")
+	kind := root.kindWord()
 	var metadata, spec *node
 	o.fields(root, "", []string{"apiVersion", "kind", "metadata", "spec", "status"}, func(key string, n *node) {
 		switch key {

@@ -32,13 +32,13 @@ func decode(t *testing.T, text string) []*document.Object {
 }
 
 // refused returns the errors of a stream that must not be accepted.
-func refused(t *testing.T, file, text string) *document.Errors {
+func refused(t *testing.T, file, text string) *document.StreamError {
 	t.Helper()
 	objects, err := document.Decode(file, []byte(text))
 	require.Error(t, err)
 	require.Empty(t, objects)
 	require.Equal(t, fault.Invalid, fault.KindOf(err))
-	var errs *document.Errors
+	var errs *document.StreamError
 	require.ErrorAs(t, err, &errs)
 	return errs
 }

@@ -34,10 +34,10 @@ func anyValue(t *rapid.T, f engine.Field) engine.Value {
 		return engine.Enum(rapid.SampledFrom(spec.Words).Draw(t, "word"))
 	case engine.KindSet:
 		words := spec.Words
-		switch f {
-		case engine.RetryOnHTTP:
+		if f == engine.RetryOnHTTP {
 			words = []string{"429", "503", "504", "5xx"}
-		case engine.IdempotencyMethods:
+		}
+		if f == engine.IdempotencyMethods {
 			words = []string{"GET", "PUT", "QUERY"}
 		}
 		return engine.Set(rapid.SliceOf(rapid.SampledFrom(words)).Draw(t, "set")...)

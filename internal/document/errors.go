@@ -25,13 +25,13 @@ func (e Error) Error() string {
 	return position(e.File, mark{e.Line, e.Column}) + ": " + e.Message
 }
 
-// Errors are all errors of a stream in its order; after 20 the rest is counted.
-type Errors struct {
+// StreamError is all errors of a stream in its order; after 20 the rest is counted.
+type StreamError struct {
 	List []Error
 	More int
 }
 
-func (e *Errors) Error() string {
+func (e *StreamError) Error() string {
 	lines := make([]string, 0, len(e.List)+1)
 	for _, one := range e.List {
 		lines = append(lines, one.Error())
@@ -76,7 +76,7 @@ func (o *Object) mark(path string) mark {
 // reader collects the errors of one stream.
 type reader struct {
 	file  string
-	errs  Errors
+	errs  StreamError
 	nodes int
 }
 
@@ -114,7 +114,7 @@ func (r *reader) fault() error {
 func Join(faults ...error) error {
 	r := &reader{}
 	for _, err := range faults {
-		var errs *Errors
+		var errs *StreamError
 		switch {
 		case errors.As(err, &errs):
 			for _, e := range errs.List {

@@ -33,7 +33,7 @@ func (r *reader) readJSON(data []byte) []*node {
 			r.fail(j.place(err), "", "not valid JSON: %s", jsonMessage(err))
 			return roots
 		}
-		isList := n.kind == mapNode && strings.HasSuffix(n.word("kind"), KindList)
+		isList := n.kind == mapNode && strings.HasSuffix(n.kindWord(), KindList)
 		if size := int(j.decoder.InputOffset()) - at; size > engine.MaxDocumentBytes && !isList {
 			r.fail(j.mark(at), "", "the document has %d bytes: at most %d", size, engine.MaxDocumentBytes)
 			continue

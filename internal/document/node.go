@@ -45,13 +45,10 @@ func (n *node) is() string {
 	}
 }
 
-// unquoted reports whether the scalar may be a number, boolean or off.
-func (n *node) unquoted() bool { return n.kind == scalarNode && !n.quoted }
-
-// word returns the text under a key, "" where there is none.
-func (n *node) word(key string) string {
+// kindWord returns the text under kind, "" where there is none.
+func (n *node) kindWord() string {
 	for _, e := range n.entries {
-		if e.key == key && e.value.kind == scalarNode {
+		if e.key == "kind" && e.value.kind == scalarNode {
 			return e.value.text
 		}
 	}
