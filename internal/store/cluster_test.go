@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,10 +35,23 @@ type etcdMember struct {
 	peers, clients, direct *proxy
 }
 
-func freePort(t testing.TB) string {
+// hosts counts the loopback addresses given to members.
+var hosts atomic.Int64
+
+// memberAddr returns an address that stays free while a member is down: on Linux each member
+// has an address of its own on loopback, where nobody else is given a port.
+func memberAddr(t testing.TB) string {
+	t.Helper()
+	if n := hosts.Add(1); runtime.GOOS == "linux" {
+		return freePort(t, fmt.Sprintf("127.77.%d.%d", n/250, 1+n%250))
+	}
+	return freePort(t, "127.0.0.1")
+}
+
+func freePort(t testing.TB, host string) string {
 	t.Helper()
 	var listen net.ListenConfig
-	l, err := listen.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	l, err := listen.Listen(t.Context(), "tcp", host+":0")
 	require.NoError(t, err)
 	defer l.Close()
 	return l.Addr().String()
@@ -55,7 +70,7 @@ func newCluster(t testing.TB, size int, change ...func(*embed.Config)) *cluster 
 	var initial []string
 	for i := range size {
 		m := &etcdMember{cfg: embed.NewConfig()}
-		peer, client := freePort(t), freePort(t)
+		peer, client := memberAddr(t), memberAddr(t)
 		m.peers, m.clients, m.direct = newProxy(t, peer, true), newProxy(t, client, false), newProxy(t, client, false)
 		m.cfg.Name = fmt.Sprintf("m%d", i)
 		m.cfg.Dir = t.TempDir()

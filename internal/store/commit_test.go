@@ -91,7 +91,7 @@ func TestO_ST_04_full_store_refuses_writes_and_recovers_without_a_restart(t *tes
 		require.NotEmpty(t, f.Hint)
 		break
 	}
-	require.Equal(t, revision, s.View().Policies["shop"].Revision, "reads go on")
+	storetest.Eventually(t, "the last edit: reads go on", func() bool { return s.View().Policies["shop"].Revision == revision })
 	require.False(t, s.View().Stale)
 	asOf := s.View().AsOf
 	storetest.Eventually(t, "a sign of life", func() bool { return s.View().AsOf.After(asOf) })
@@ -117,7 +117,7 @@ func TestStore_request_too_large_for_etcd_is_exhausted(t *testing.T) {
 	_, err := s.Commit(t.Context(), tx)
 	require.Equal(t, fault.Exhausted, fault.KindOf(err))
 	require.Equal(t, "batch_too_large", reason(t, err))
-	tx.Entry.Reason = strings.Repeat("x", 20<<20)
+	tx.Entry.Reason = strings.Repeat("x", 11<<20)
 	_, err = s.Commit(t.Context(), tx)
 	require.Equal(t, "batch_too_large", reason(t, err), "more than the client itself sends")
 	commit(t, s.Store, put("shop", 2, 0))
@@ -375,4 +375,18 @@ func TestStore_fences_are_swept(t *testing.T) {
 func TestNew_says_what_is_missing(t *testing.T) {
 	_, err := store.New(store.Config{Logger: slog.New(slog.DiscardHandler)})
 	require.ErrorContains(t, err, "Client")
+}
+
+func TestStore_write_for_data_that_were_replaced_is_refused(t *testing.T) {
+	cable, prefix := newLink(embedded.Client()), newPrefix()
+	s := newStore(t, cable.client, prefix)
+	storetest.Start(t, s)
+	first := commit(t, s, put("shop", 2, 0))
+	cable.set(func(l *link) { l.muted = true })
+	_, err := embedded.Client().Put(t.Context(), prefix+"meta/epoch", "\x0a\x05other")
+	require.NoError(t, err)
+	_, err = s.Commit(t.Context(), put("shop", 3, first))
+	require.Equal(t, fault.Conflict, fault.KindOf(err))
+	require.Equal(t, "epoch_changed", reason(t, err))
+	cable.set(func(l *link) { l.muted = false })
 }

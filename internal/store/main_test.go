@@ -55,7 +55,7 @@ func run(m *testing.M) int {
 // quick makes what takes seconds take tenths.
 func quick() store.Timing {
 	return store.Timing{
-		Probe: 50 * time.Millisecond, Silence: 2 * time.Second, Compare: time.Hour, Request: 2 * time.Second,
+		Probe: 50 * time.Millisecond, Silence: 2 * time.Second, Compare: time.Hour, Request: 5 * time.Second,
 		Pause: 10 * time.Millisecond, MaxPause: 200 * time.Millisecond,
 	}
 }

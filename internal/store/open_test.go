@@ -53,7 +53,7 @@ func TestOpen_refuses_what_cannot_work(t *testing.T) {
 
 func TestO_SE_04_no_secret_of_the_store_is_shown(t *testing.T) {
 	logs := &logbook{}
-	nobody := freePort(t)
+	nobody := freePort(t, "127.0.0.1")
 	cfg := store.External{
 		Endpoints: []string{"http://svc:s3cr3t@" + nobody, nobody}, Password: "s3cr3t", User: "svc", Logger: logs.logger(),
 	}
@@ -75,7 +75,7 @@ func TestO_SE_04_no_secret_of_the_store_is_shown(t *testing.T) {
 }
 
 func TestOpen_does_not_wait_for_a_cluster_without_a_user(t *testing.T) {
-	client := open(t, store.External{Endpoints: []string{freePort(t)}})
+	client := open(t, store.External{Endpoints: []string{freePort(t, "127.0.0.1")}})
 	s := newStore(t, client, newPrefix())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

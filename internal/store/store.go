@@ -47,7 +47,7 @@ type Timing struct {
 	// Probe is how often the store must prove that it is alive; default 3s.
 	Probe time.Duration
 	// Silence is how long it may fail to before the view is stale and the watch is made
-	// anew; default 9s.
+	// anew; default 7s.
 	Silence time.Duration
 	// Compare is how often the view is compared with the store; default 60s.
 	Compare time.Duration
@@ -63,7 +63,7 @@ func (t Timing) withDefaults() Timing {
 		value time.Duration
 	}{
 		{&t.Probe, 3 * time.Second},
-		{&t.Silence, 9 * time.Second},
+		{&t.Silence, 7 * time.Second},
 		{&t.Compare, 60 * time.Second},
 		{&t.Request, 5 * time.Second},
 		{&t.Pause, 100 * time.Millisecond},

@@ -43,23 +43,29 @@ func (s *Store) Run(ctx context.Context, sinks ...func(policy.Update)) error {
 			quiet = true
 			s.log.Warn("store is read again", "error", err)
 		}
-		s.rest(ctx, pause)
-		pause = min(2*pause, s.timing.MaxPause)
+		if s.rest(ctx, pause) {
+			pause = s.timing.Pause
+		} else {
+			pause = min(2*pause, s.timing.MaxPause)
+		}
 	}
 }
 
-// rest waits for pause, or until a connection that was lost is back.
-func (s *Store) rest(ctx context.Context, pause time.Duration) {
+// rest waits for pause, or until a connection that was lost is back, and says which.
+func (s *Store) rest(ctx context.Context, pause time.Duration) (back bool) {
 	ctx, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
 	conn := s.client.ActiveConnection()
 	if conn == nil || conn.GetState() == connectivity.Ready {
 		<-ctx.Done()
-		return
+		return false
 	}
-	for state := conn.GetState(); state != connectivity.Ready && conn.WaitForStateChange(ctx, state); {
-		state = conn.GetState()
+	for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
+		if !conn.WaitForStateChange(ctx, state) {
+			return false
+		}
 	}
+	return true
 }
 
 // follow reads everything and then follows the changes until something is wrong. confirmed

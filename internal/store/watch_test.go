@@ -105,7 +105,9 @@ func TestO_WA_02_nothing_is_lost_between_the_reading_and_the_watch(t *testing.T)
 	var heard []*storetest.Recorder
 	for i := range repeats {
 		storetest.Eventually(t, "some edits", func() bool { return done.Load() >= int64(i*edits/repeats/2) })
-		s := newStore(t, embedded.Client(), prefix)
+		timing := quick()
+		timing.Silence = time.Minute
+		s := newStoreWith(t, store.Config{Client: embedded.Client(), Prefix: prefix, Timing: timing})
 		stores, heard = append(stores, s), append(heard, storetest.Start(t, s))
 	}
 	writing.Wait()
@@ -191,7 +193,7 @@ func TestO_WA_05_reconnects_pause_longer_and_longer(t *testing.T) {
 	c := newCluster(t, 1)
 	logs := &logbook{}
 	// As in production, but for the time after which the first reading fails.
-	timing := store.Timing{Request: 300 * time.Millisecond}
+	timing := store.Timing{Request: time.Second}
 	s := newStoreWith(t, store.Config{
 		Client: open(t, store.External{Endpoints: c.through()}), Prefix: newPrefix(), Logger: logs.logger(), Timing: timing,
 	})
@@ -217,7 +219,7 @@ func TestO_WA_05_reconnects_pause_longer_and_longer(t *testing.T) {
 
 func TestO_WA_06_expired_token_does_not_end_the_watch(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 1, func(cfg *embed.Config) { cfg.AuthTokenTTL = 1 })
+	c := newCluster(t, 1, func(cfg *embed.Config) { cfg.AuthTokenTTL, cfg.BcryptCost = 1, 4 })
 	admin := open(t, store.External{Endpoints: c.direct()})
 	for _, step := range []func() error{
 		func() error { _, err := admin.RoleAdd(t.Context(), "root"); return err },
