@@ -17,7 +17,9 @@ func main() {
 	// After the first signal the default comes back: a second one ends the process at once.
 	context.AfterFunc(ctx, stop)
 	dir, _ := os.Getwd() // without it no file of the directory is looked for
-	code := ctl.Main(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, ctl.Env{Lookup: os.LookupEnv, Dir: dir})
+	code := ctl.Main(ctx, os.Args[1:], ctl.Env{
+		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Lookup: os.LookupEnv, Dir: dir,
+	})
 	stop()
 	os.Exit(code)
 }

@@ -162,7 +162,7 @@ func (a *app) showPlan(p *plan, exitCode bool) error {
 		}
 	}
 	if exitCode && t.differs() {
-		return quietExit(exitDifferent)
+		return exitError(exitDifferent)
 	}
 	return nil
 }

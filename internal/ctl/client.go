@@ -139,10 +139,10 @@ func (a *app) unreachable(tries int, last error, took time.Duration) *failure {
 		times = fmt.Sprintf("%d tries", tries)
 	}
 	f := failf(exitUnavailable, "unavailable", "cannot reach policyd at %s (%s, %s in %s)", a.addr(), why, times, shortDuration(took.Round(100*time.Millisecond)))
-	f.hint("Nothing was changed. Instances keep their last good policy.")
+	f.add("Nothing was changed. Instances keep their last good policy.")
 	s, err := a.config()
 	if err == nil {
-		f.hint("Check:  is policyd running there? The address is from %s; --addr, POLICYCTL_ADDR and %s set it.", s.addrFrom, dirFile)
+		f.add("Check:  is policyd running there? The address is from %s; --addr, POLICYCTL_ADDR and %s set it.", s.addrFrom, dirFile)
 	}
 	return f
 }
@@ -197,7 +197,7 @@ func write[Req, Resp any](ctx context.Context, a *app, m method[Req, Resp], req 
 		f.message += "; the write had been sent, whether it was saved is not known"
 		f.hints = append([]string{"Look before you repeat it:  policyctl status"}, f.hints...)
 	} else if f.exit == exitUnavailable {
-		f.hint("Nothing was changed. Instances keep their last good policy.")
+		f.add("Nothing was changed. Instances keep their last good policy.")
 	}
 	return nil, f
 }

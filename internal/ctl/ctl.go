@@ -15,6 +15,8 @@ import (
 
 // Env is what policyctl takes from its surroundings.
 type Env struct {
+	In       io.Reader
+	Out, Err io.Writer
 	// Lookup returns a variable of the environment.
 	Lookup func(name string) (string, bool)
 	// Dir is the working directory.
@@ -25,16 +27,15 @@ type Env struct {
 
 // Main runs policyctl with args, the program's name left out, and returns its exit code.
 // When ctx ends, waiting ends; what is saved stays saved.
-func Main(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer, env Env) int {
-	a := newApp(in, out, errOut, env)
+func Main(ctx context.Context, args []string, env Env) int {
+	a := newApp(env)
 	defer a.close()
-	root := newRoot(a)
+	root := newRoot(a) //nolint:contextcheck // cobra hands the context to commands
 	root.SetArgs(args)
-	root.SetIn(in)
-	root.SetOut(out)
-	root.SetErr(errOut)
-	cmd, err := root.ExecuteContextC(ctx)
-	return a.finish(ctx, cmd, err)
+	root.SetIn(env.In)
+	root.SetOut(env.Out)
+	root.SetErr(env.Err)
+	return a.finish(ctx, root.ExecuteContext(ctx))
 }
 
 // app is what commands share: streams, settings, the connection. Not safe for concurrent use.
@@ -66,15 +67,15 @@ type globalFlags struct {
 	requestID string
 }
 
-func newApp(in io.Reader, out, errOut io.Writer, env Env) *app {
+func newApp(env Env) *app {
 	if env.Now == nil {
 		env.Now = time.Now
 	}
 	if env.Lookup == nil {
 		env.Lookup = func(string) (string, bool) { return "", false }
 	}
-	a := &app{in: in, env: env, fromEnv: make(map[string]bool)}
-	a.out, a.err = newTerminal(out, env), newTerminal(errOut, env)
+	a := &app{in: env.In, env: env, fromEnv: make(map[string]bool)}
+	a.out, a.err = newTerminal(env.Out, env), newTerminal(env.Err, env)
 	return a
 }
 
@@ -91,8 +92,8 @@ func newRoot(a *app) *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          a.rootArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.overview(cmd.Context())
+		RunE: func(*cobra.Command, []string) error {
+			a.overview()
 			return nil
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.prepare(cmd) },
@@ -170,10 +171,10 @@ func unknownCommand(cmd *cobra.Command, word string) error {
 	f := usagef("unknown command %q for %s", word, progName(cmd))
 	cmd.SuggestionsMinimumDistance = 2
 	for _, s := range cmd.SuggestionsFor(word) {
-		f.hint("Did you mean:  %s %s", progName(cmd), s)
+		f.add("Did you mean:  %s %s", progName(cmd), s)
 	}
 	if len(f.hints) == 0 {
-		f.hint("See:  %s -h", progName(cmd))
+		f.add("See:  %s -h", progName(cmd))
 	}
 	return f
 }

@@ -198,7 +198,7 @@ func (s *editSession) plan(ctx context.Context, text []byte) (*plan, error) {
 
 func (s *editSession) finish(ctx context.Context, p *plan) (keep bool, err error) {
 	err = s.a.carryOut(ctx, p, s.o.yes, &s.o.wait)
-	var quiet quietExit
+	var quiet exitError
 	saved := err == nil || errors.As(err, &quiet)
 	return !saved, err
 }

@@ -77,9 +77,14 @@ type detail struct {
 
 func (f *failure) Error() string { return f.message }
 
+// add adds a line that says what to do.
+func (f *failure) add(format string, args ...any) {
+	f.hints = append(f.hints, fmt.Sprintf(format, args...))
+}
+
 // hint adds a line that says what to do and returns f.
 func (f *failure) hint(format string, args ...any) *failure {
-	f.hints = append(f.hints, fmt.Sprintf(format, args...))
+	f.add(format, args...)
 	return f
 }
 
@@ -91,10 +96,10 @@ func usagef(format string, args ...any) *failure {
 	return failf(exitUsage, "usage", format, args...)
 }
 
-// quietExit ends with a code after everything was said.
-type quietExit exit
+// exitError ends with a code after everything was said.
+type exitError exit
 
-func (q quietExit) Error() string { return fmt.Sprintf("exit code %d", int(q)) }
+func (q exitError) Error() string { return fmt.Sprintf("exit code %d", int(q)) }
 
 // flagError turns what the flag parser says into our words.
 func flagError(cmd *cobra.Command, err error) error {
@@ -115,11 +120,11 @@ func flagError(cmd *cobra.Command, err error) error {
 }
 
 // finish says what went wrong, if anything did, and returns the exit code.
-func (a *app) finish(ctx context.Context, cmd *cobra.Command, err error) int {
+func (a *app) finish(ctx context.Context, err error) int {
 	if err == nil {
 		return int(exitDone)
 	}
-	var quiet quietExit
+	var quiet exitError
 	if errors.As(err, &quiet) {
 		return int(quiet)
 	}
@@ -152,7 +157,7 @@ func (a *app) describe(err error) *failure {
 func fromFault(known *fault.Error) *failure {
 	f := failf(exitOf(known.Kind), known.Kind.String(), "%s", known.Error())
 	if known.Hint != "" {
-		f.hint("%s", known.Hint)
+		f.add("%s", known.Hint)
 	}
 	for _, v := range known.Violations {
 		f.details = append(f.details, detail{Scope: v.Scope, Path: v.Path, Value: v.Value, Rule: v.Rule, Fix: v.Fix})
@@ -163,12 +168,11 @@ func fromFault(known *fault.Error) *failure {
 func (a *app) printError(f *failure) {
 	const indent = "       "
 	for i, line := range strings.Split(f.message, "\n") {
-		switch {
-		case i == 0:
-			a.err.printf("%s %s\n", a.err.red("error:"), clean(line))
-		default:
-			a.err.printf("%s%s\n", indent, clean(line))
+		lead := indent
+		if i == 0 {
+			lead = a.err.red("error:") + " "
 		}
+		a.err.printf("%s%s\n", lead, clean(line))
 	}
 	for _, h := range f.hints {
 		a.err.printf("%s%s\n", indent, clean(h))
@@ -237,7 +241,7 @@ func (a *app) fromDetail(message string, d *policydv1.ErrorDetail) *failure {
 	if c := d.GetConflict(); c != nil && c.GetScope() != "" {
 		a.describeConflict(f, c)
 	} else if d.GetHint() != "" {
-		f.hint("%s", d.GetHint())
+		f.add("%s", d.GetHint())
 	}
 	for _, v := range d.GetViolations() {
 		f.details = append(f.details, detail{Scope: v.GetScope(), Path: v.GetPath(), Value: v.GetValue(), Rule: v.GetRule(), Fix: v.GetFix()})
@@ -249,7 +253,7 @@ func (a *app) fromDetail(message string, d *policydv1.ErrorDetail) *failure {
 		}
 		f.message = strings.Join(lines, "\n")
 	} else if len(f.details) == 1 && f.details[0].Fix != "" && len(f.hints) == 0 {
-		f.hint("%s.", upperFirst(strings.TrimSuffix(f.details[0].Fix, ".")))
+		f.add("%s.", upperFirst(strings.TrimSuffix(f.details[0].Fix, ".")))
 	}
 	return f
 }
@@ -288,7 +292,7 @@ func (a *app) describeConflict(f *failure, c *policydv1.Conflict) {
 	default:
 		f.message = fmt.Sprintf("revision moved: you started from %d of %s, %s saved %d%s", c.GetExpectedRevision(), scope, who, c.GetCurrentRevision(), when)
 	}
-	f.hint("Nothing was changed.")
-	f.hint("See theirs:  policyctl get policy %s", scope)
-	f.hint("Then:        run the same command again; it starts from the newest revision")
+	f.add("Nothing was changed.")
+	f.add("See theirs:  policyctl get policy %s", scope)
+	f.add("Then:        run the same command again; it starts from the newest revision")
 }

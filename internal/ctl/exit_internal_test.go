@@ -28,7 +28,7 @@ func TestExitOf_every_kind_has_a_code_that_the_help_explains(t *testing.T) {
 }
 
 func TestFromStatus_without_details(t *testing.T) {
-	a := newApp(nil, nil, nil, Env{})
+	a := newApp(Env{})
 	for code, want := range map[codes.Code]exit{
 		codes.Unavailable: 8, codes.DeadlineExceeded: 8, codes.Canceled: 130, codes.Unimplemented: 1,
 		codes.PermissionDenied: 4, codes.Unauthenticated: 4, codes.Internal: 1, codes.Unknown: 1,

@@ -78,7 +78,7 @@ func scopeArg(s string) (engine.Scope, error) {
 		f := usagef("%s", err)
 		if low := strings.ToLower(strings.Trim(s, "/ ")); low != s {
 			if _, err := engine.ParseScope(low); err == nil {
-				f.hint("Did you mean %s?", low)
+				f.add("Did you mean %s?", low)
 			}
 		}
 		return "", f

@@ -3,7 +3,6 @@
 package ctl
 
 import (
-	"context"
 	"slices"
 	"strings"
 
@@ -28,7 +27,7 @@ Global flags:
 {{end}}`
 
 // overview is what policyctl prints without arguments.
-func (a *app) overview(_ context.Context) {
+func (a *app) overview() {
 	a.out.printf(`Control retries, retry budgets and circuit breakers of a fleet.
 
   policyctl status                                what is going on
@@ -72,7 +71,7 @@ func newHelpCmd(a *app) *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				a.overview(cmd.Context())
+				a.overview()
 				return nil
 			}
 			if text, ok := topic(args[0]); ok && len(args) == 1 {

@@ -37,7 +37,7 @@ type house struct {
 	began time.Time
 
 	server  *grpc.Server
-	serving chan error
+	serving chan struct{} // closed when the server ended
 
 	mu        sync.Mutex
 	instances map[string]*instance // guarded by mu
@@ -51,18 +51,18 @@ type instance struct {
 	rejected []fleet.Rejection
 }
 
-func newHouse(t testing.TB) *house {
-	t.Helper()
+func newHouse(tb testing.TB) *house {
+	tb.Helper()
 	h := &house{store: storetest.NewMemory(), fleet: fleet.New(), instances: make(map[string]*instance), revision: 1, began: time.Now()}
 	h.admin = admin.New(admin.Config{Store: h.store, Fleet: h.fleet, Logger: slog.New(slog.DiscardHandler), Version: "v0.test"})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.store.Run(ctx, h.deliver) }()
-	h.start(t, "127.0.0.1:0")
-	t.Cleanup(func() {
+	h.start(tb, "127.0.0.1:0")
+	tb.Cleanup(func() {
 		h.stop()
 		cancel()
-		require.NoError(t, <-done)
+		require.NoError(tb, <-done)
 	})
 	for _, id := range []string{"cart-1", "cart-2", "checkout-1", "checkout-2"} {
 		h.connect(id)
@@ -77,15 +77,17 @@ func (h *house) start(t runner, addr string) {
 	h.addr = listener.Addr().String()
 	h.server = grpc.NewServer(rpc.Options(slog.New(slog.DiscardHandler))...)
 	rpc.New(h.admin).Register(h.server)
-	h.serving = make(chan error, 1)
+	h.serving = make(chan struct{})
 	server, serving := h.server, h.serving
-	go func() { serving <- server.Serve(listener) }()
+	go func() {
+		defer close(serving)
+		_ = server.Serve(listener) // how it ends is not tested
+	}()
 }
 
 func (h *house) stop() {
 	h.server.Stop()
 	<-h.serving
-	h.serving <- nil // a second stop does not wait
 }
 
 func (h *house) connect(id string) {
@@ -226,8 +228,9 @@ func runTo(t runner, h *house, o options, out, errOut io.Writer, args ...string)
 		env[k] = v
 	}
 	lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
-	return ctl.Main(o.ctx, args, &keyboard{strings.NewReader(o.stdin), o.tty}, out, errOut,
-		ctl.Env{Lookup: lookup, Dir: o.dir, Now: o.now})
+	return ctl.Main(o.ctx, args, ctl.Env{
+		In: &keyboard{strings.NewReader(o.stdin), o.tty}, Out: out, Err: errOut, Lookup: lookup, Dir: o.dir, Now: o.now,
+	})
 }
 
 // must runs policyctl and requires its exit code.

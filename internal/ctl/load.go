@@ -112,7 +112,7 @@ func (a *app) readInput(name string) (text []byte, shown string, err error) {
 		if err != nil {
 			return nil, name, a.inputError(name, err)
 		}
-		defer f.Close()
+		defer func() { _ = f.Close() }() // only read
 		shown, from = name, f
 	}
 	text, err = io.ReadAll(io.LimitReader(from, document.MaxStreamBytes+1))

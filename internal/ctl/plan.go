@@ -154,7 +154,7 @@ func (a *app) noPolicy(scope engine.Scope, set policy.Set) error {
 	}
 	slices.Sort(known)
 	if near := document.Suggest(string(scope), known); near != "" {
-		f.hint("Did you mean %s?", near)
+		f.add("Did you mean %s?", near)
 	}
 	return f
 }

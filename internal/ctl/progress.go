@@ -86,11 +86,11 @@ func (o *outcome) exit() error {
 	case o.reached:
 		return nil
 	case o.interrupted:
-		return quietExit(exitInterrupted)
+		return exitError(exitInterrupted)
 	case o.progress().GetRejected() > 0:
-		return quietExit(exitRejected)
+		return exitError(exitRejected)
 	}
-	return quietExit(exitNotInForce)
+	return exitError(exitNotInForce)
 }
 
 // await follows a change until it is in force as far as g wants, for a.global.timeout.
@@ -136,8 +136,11 @@ func (a *app) follow(ctx context.Context, subject *policydv1.WatchProgressReques
 	if err != nil {
 		return err
 	}
-	streamCtx, cancel := context.WithCancel(a.outgoing(ctx))
+	// The server is not told of the deadline: it would race us to it, and its answer would
+	// look like a lost connection.
+	streamCtx, cancel := context.WithCancel(a.outgoing(context.WithoutCancel(ctx)))
 	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
 	stream, err := c.WatchProgress(streamCtx, subject)
 	if err != nil {
 		return a.fromStatus(err)

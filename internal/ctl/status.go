@@ -71,14 +71,14 @@ func (a *app) watchStatus(ctx context.Context, scope engine.Scope) error {
 			st, err := a.loadStatus(ctx, scope)
 			switch {
 			case ctx.Err() != nil:
-				return quietExit(exitInterrupted)
+				return exitError(exitInterrupted)
 			case err != nil:
 				a.out.printf("\x1b[H\x1b[2J%s\n%s\n", a.env.Now().UTC().Format("15:04:05 UTC"), clean(err.Error()))
 			default:
 				a.out.printf("\x1b[H\x1b[2J%s\n", strings.Join(a.statusLines(st), "\n"))
 			}
 			if !pause(ctx, watchEvery) {
-				return quietExit(exitInterrupted)
+				return exitError(exitInterrupted)
 			}
 		}
 	}

@@ -81,7 +81,6 @@ func (t *terminal) paint(code, s string) string {
 func (t *terminal) red(s string) string    { return t.paint("31", s) }
 func (t *terminal) green(s string) string  { return t.paint("32", s) }
 func (t *terminal) yellow(s string) string { return t.paint("33", s) }
-func (t *terminal) dim(s string) string    { return t.paint("2", s) }
 
 // ascii replaces the signs that we use where the locale cannot show them.
 var ascii = strings.NewReplacer( //nolint:gochecknoglobals // a table

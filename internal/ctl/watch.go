@@ -24,7 +24,7 @@ func (a *app) watch(ctx context.Context, load func(context.Context) (*list, erro
 			return err
 		}
 		if !pause(ctx, watchEvery) {
-			return quietExit(exitInterrupted)
+			return exitError(exitInterrupted)
 		}
 	}
 }
@@ -72,7 +72,7 @@ func (w *watcher) step(ctx context.Context) error {
 func (w *watcher) failed(ctx context.Context, err error) error {
 	var f *failure
 	if ctx.Err() != nil {
-		return quietExit(exitInterrupted)
+		return exitError(exitInterrupted)
 	}
 	if !errors.As(err, &f) || f.exit != exitUnavailable || w.known == nil && w.last == nil {
 		return err
