@@ -100,16 +100,16 @@ func Settings() []Setting {
 		text("grpc-addr", "listen.grpc", "address of gRPC: watch and admin", func(c *Config) *string { return &c.Listen.GRPC }),
 		text("http-addr", "listen.http", "address of HTTP: health and metrics", func(c *Config) *string { return &c.Listen.HTTP }),
 		text("data-dir", "data.dir", "directory of the embedded etcd", func(c *Config) *string { return &c.Data.Dir }),
-		number("quota-mib", "data.quotaMiB", "bound of the embedded etcd's database in MiB", 16, 8192, func(c *Config) *int { return &c.Data.QuotaMiB }),
+		number("quota-mib", "data.quotaMiB", "bound of the embedded etcd's database in MiB", bounds{16, 8192}, func(c *Config) *int { return &c.Data.QuotaMiB }),
 		list("etcd-endpoints", "etcd.endpoints", "external etcd cluster, comma-separated; empty: embedded etcd", func(c *Config) *[]string { return &c.Etcd.Endpoints }),
 		text("etcd-ca-file", "etcd.caFile", "certificate authority of the etcd cluster", func(c *Config) *string { return &c.Etcd.CAFile }),
 		text("etcd-cert-file", "etcd.certFile", "client certificate for the etcd cluster", func(c *Config) *string { return &c.Etcd.CertFile }),
 		text("etcd-key-file", "etcd.keyFile", "key of the client certificate", func(c *Config) *string { return &c.Etcd.KeyFile }),
 		text("etcd-user", "etcd.user", "user of the etcd cluster", func(c *Config) *string { return &c.Etcd.User }),
 		text("etcd-password-file", "etcd.passwordFile", "file that holds the user's password", func(c *Config) *string { return &c.Etcd.PasswordFile }),
-		number("outbox-max", "etcd.outboxMax", "records kept in etcd; the oldest go first", 100, 1_000_000, func(c *Config) *int { return &c.Etcd.OutboxMax }),
-		number("max-streams", "push.maxStreams", "watch streams served at once", 1, 1_000_000, func(c *Config) *int { return &c.Push.MaxStreams }),
-		number("accept-per-second", "push.acceptPerSecond", "watch streams accepted per second", 1, 1_000_000, func(c *Config) *int { return &c.Push.AcceptPerSecond }),
+		number("outbox-max", "etcd.outboxMax", "records kept in etcd; the oldest go first", bounds{100, 1_000_000}, func(c *Config) *int { return &c.Etcd.OutboxMax }),
+		number("max-streams", "push.maxStreams", "watch streams served at once", bounds{1, 1_000_000}, func(c *Config) *int { return &c.Push.MaxStreams }),
+		number("accept-per-second", "push.acceptPerSecond", "watch streams accepted per second", bounds{1, 1_000_000}, func(c *Config) *int { return &c.Push.AcceptPerSecond }),
 		duration("reconnect-window", "push.reconnectWindow", "time over which clients are told to come back on shutdown", func(c *Config) *time.Duration { return &c.Push.ReconnectWindow }),
 		text("log-level", "log.level", "debug, info, warn or error", func(c *Config) *string { return &c.Log.Level }),
 		text("log-format", "log.format", "text or json", func(c *Config) *string { return &c.Log.Format }),
@@ -289,14 +289,17 @@ func list(flag, key, doc string, at func(*Config) *[]string) Setting {
 	}
 }
 
-func number(flag, key, doc string, lo, hi int, at func(*Config) *int) Setting {
+// bounds of a number, both included.
+type bounds struct{ lo, hi int }
+
+func number(flag, key, doc string, in bounds, at func(*Config) *int) Setting {
 	return Setting{
-		Flag: flag, Key: key, Doc: fmt.Sprintf("%s (%d to %d)", doc, lo, hi),
+		Flag: flag, Key: key, Doc: fmt.Sprintf("%s (%d to %d)", doc, in.lo, in.hi),
 		get: func(c *Config) string { return strconv.Itoa(*at(c)) },
 		set: func(c *Config, v string) error {
 			n, err := strconv.Atoi(v)
-			if err != nil || n < lo || n > hi {
-				return fmt.Errorf("%q is not a number from %d to %d", v, lo, hi)
+			if err != nil || n < in.lo || n > in.hi {
+				return fmt.Errorf("%q is not a number from %d to %d", v, in.lo, in.hi)
 			}
 			*at(c) = n
 			return nil

@@ -4,6 +4,7 @@ package push_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -56,7 +57,7 @@ func start(t *testing.T, change func(*push.Config)) *bench {
 func startOn(t *testing.T, l net.Listener, change func(*push.Config), opts ...grpc.ServerOption) *bench {
 	t.Helper()
 	b := &bench{fleet: fleet.New(), epoch: "e1", revision: 10, docs: make(map[string]policy.Change)}
-	cfg := push.Config{Fleet: b.fleet, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	cfg := push.Config{Fleet: b.fleet, Logger: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(&cfg)
 	}
@@ -208,7 +209,7 @@ func (p *peer) say(m any) {
 	case *policydv1.Report:
 		r.Kind = &policydv1.WatchRequest_Report{Report: m}
 	}
-	if err := p.stream.Send(r); err != io.EOF {
+	if err := p.stream.Send(r); !errors.Is(err, io.EOF) {
 		require.NoError(p.t, err)
 	}
 }

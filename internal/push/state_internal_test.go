@@ -35,7 +35,7 @@ const cut = math.MaxUint64
 // resumed, from what it says it is at.
 func (r *reader) read(t require.TestingT, v *view, resumed bool) {
 	st := v.state.Load()
-	s := &stream{view: v, epoch: r.epoch, base: r.seq}
+	s := &stream{view: v, position: position{epoch: r.epoch, base: r.seq}}
 	if resumed || r.seq == cut {
 		s.epoch, s.base = "", 0
 		s.resume = &resumePoint{epoch: r.epoch, revision: r.revision, hash: r.hash}

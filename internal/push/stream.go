@@ -36,23 +36,33 @@ type stream struct {
 	transfers sync.WaitGroup
 
 	// mu guards the fields below. It is never held while a send may block.
-	mu     sync.Mutex
-	ended  bool
-	cause  error // what the instance is told at the end
-	busy   bool  // a transfer sends; nobody else may
+	mu sync.Mutex
+	lifetime
+	position
 	view   *view
 	resume *resumePoint // not answered yet
 	whole  wholeness
-	epoch  string
-	base   uint64 // seq of the newest state that was sent
-	told   int64  // highest revision that was sent, heartbeats included
-	wanted int64
-	acked  int64 // highest revision that was confirmed
 	flow   flow
 	asks   asks
 
 	// owned by the shard
 	place place
+}
+
+// lifetime says whether the stream may still be sent on.
+type lifetime struct {
+	ended bool
+	cause error // what the instance is told at the end
+	busy  bool  // a transfer sends; nobody else may
+}
+
+// position is how far the instance was brought.
+type position struct {
+	epoch  string
+	base   uint64 // seq of the newest state that was sent
+	told   int64  // highest revision that was sent, heartbeats included
+	wanted int64
+	acked  int64 // highest revision that was confirmed
 }
 
 // resumePoint is what an instance held when it came.

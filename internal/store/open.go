@@ -102,7 +102,7 @@ func dial(ctx context.Context, settings clientv3.Config) (*clientv3.Client, erro
 		end()
 		return nil, err
 	}
-	context.AfterFunc(client.Ctx(), end)
+	context.AfterFunc(client.Ctx(), end) //nolint:contextcheck // lives as long as the client, not as ctx
 	return client, nil
 }
 

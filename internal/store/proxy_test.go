@@ -137,7 +137,7 @@ func (p *proxy) carry(c *proxied) {
 		from = sender(reader)
 	}
 	var dialer net.Dialer
-	upstream, err := dialer.Dial("tcp", p.target) //nolint:noctx // ends with the proxy
+	upstream, err := dialer.Dial("tcp", p.target)
 	if err != nil {
 		return
 	}
