@@ -16,6 +16,7 @@ import (
 type applyOptions struct {
 	files    []string
 	dryRun   bool
+	rebase   bool
 	exitCode bool
 	yes      bool
 	plan     planOptions
@@ -41,6 +42,7 @@ func newApplyCmd(a *app) *cobra.Command {
 	f := cmd.Flags()
 	filesVar(cmd, &o.files)
 	f.BoolVar(&o.dryRun, "dry-run", false, "only show the plan")
+	f.BoolVar(&o.rebase, "rebase", false, "write over newer revisions than the documents state")
 	f.BoolVar(&o.exitCode, "exit-code", false, "with --dry-run: end with 3 if something would change")
 	f.BoolVar(&o.plan.prune, "prune", false, "delete policies with the same --managed-by that have no document")
 	f.StringVar(&o.plan.managedBy, "managed-by", "", "name of the tool or repository that owns the documents")
@@ -58,9 +60,9 @@ func (a *app) apply(ctx context.Context, o *applyOptions) error {
 		return err
 	}
 	if len(objects) == 0 {
-		return failf(exitRefused, "refused", "there are no documents in %s", few(o.files)).hint("Nothing was changed.")
+		return failf(exitRefused, "refused", "there are no documents in %s", shownNames(o.files)).hint("Nothing was changed.")
 	}
-	o.plan.objects = objects
+	o.plan.objects, o.plan.pinned = objects, !o.rebase
 	if !o.dryRun {
 		if err := a.banner(); err != nil {
 			return err
@@ -220,9 +222,7 @@ func (a *app) showWritten(v *planView) error {
 
 func (a *app) unchanged(p *plan) error {
 	if !a.human() {
-		v := p.view(false)
-		v.Revision = 0
-		return a.showWritten(v)
+		return a.showWritten(p.view(false))
 	}
 	const most = 20
 	changes := p.view(false).Changes

@@ -20,7 +20,7 @@ func newDiffCmd(a *app) *cobra.Command {
 				return err
 			}
 			if len(objects) == 0 {
-				return failf(exitRefused, "refused", "there are no documents in %s", few(o.files))
+				return failf(exitRefused, "refused", "there are no documents in %s", shownNames(o.files))
 			}
 			o.plan.objects = objects
 			p, err := a.makePlan(cmd.Context(), &o.plan)

@@ -68,7 +68,7 @@ func (a *app) edit(ctx context.Context, o *editOptions) error {
 	if err != nil {
 		return err
 	}
-	file, err := tempFile(o.scope, original)
+	file, err := a.tempFile(o.scope, original)
 	if err != nil {
 		return err
 	}
@@ -100,8 +100,9 @@ func (a *app) editable(ctx context.Context, scope engine.Scope) (text []byte, re
 	return text, resp.GetPolicy().GetRevision(), err
 }
 
-func tempFile(scope engine.Scope, text []byte) (string, error) {
-	f, err := os.CreateTemp("", "policyctl-"+strings.ReplaceAll(string(scope), "/", "-")+"-*.yaml")
+func (a *app) tempFile(scope engine.Scope, text []byte) (string, error) {
+	dir, _ := a.env.Lookup("TMPDIR") // none: the system's
+	f, err := os.CreateTemp(dir, "policyctl-"+strings.ReplaceAll(string(scope), "/", "-")+"-*.yaml")
 	if err != nil {
 		return "", fmt.Errorf("keep the text in a file: %w", err)
 	}
@@ -226,7 +227,8 @@ func (s *editSession) open(ctx context.Context) error {
 		cmd.Stdin = f
 	}
 	if err := cmd.Run(); err != nil {
-		return failf(exitFailed, "editor", "editor %q: %s", command, err)
+		return failf(exitFailed, "editor", "editor %q: %s", command, err).
+			hint("Nothing was changed. Another editor:  --editor, VISUAL or EDITOR")
 	}
 	return nil
 }

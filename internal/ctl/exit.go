@@ -65,6 +65,7 @@ type failure struct {
 	hints     []string
 	requestID string
 	details   []detail
+	scope     string // of a conflict
 }
 
 type detail struct {
@@ -112,6 +113,9 @@ func flagError(cmd *cobra.Command, err error) error {
 		// "x" for "--for" flag: why
 		if value, rest, ok := strings.Cut(message, " for "); ok {
 			if flag, why, ok := strings.Cut(rest, " flag: "); ok {
+				if strings.HasPrefix(why, "strconv.") {
+					why = "a whole number is due"
+				}
 				message = strings.Trim(flag, `"`) + " " + strings.Trim(value, `"`) + ": " + why
 			}
 		}
@@ -284,6 +288,7 @@ func (a *app) describeConflict(f *failure, c *policydv1.Conflict) {
 		when = " " + a.ago(c.GetAt().AsTime()) + " ago"
 	}
 	scope := c.GetScope()
+	f.scope = scope
 	switch {
 	case c.GetCurrentRevision() == 0:
 		f.message = fmt.Sprintf("revision moved: you started from %d of %s, it was deleted since", c.GetExpectedRevision(), scope)

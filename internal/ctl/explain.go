@@ -3,6 +3,7 @@
 package ctl
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -75,6 +76,9 @@ func (a *app) printField(d *document.FieldDoc, recursive bool) {
 	}
 }
 
+// widestLimit is the most that a column of limits or defaults may take.
+const widestLimit = 34
+
 func (a *app) fieldRows(rows *[][]string, base string, fields []document.FieldDoc, recursive bool) {
 	for i := range fields {
 		f := &fields[i]
@@ -86,7 +90,15 @@ func (a *app) fieldRows(rows *[][]string, base string, fields []document.FieldDo
 		if !f.Supported {
 			doc = strings.TrimSpace(doc + " Not in this release's SDK.")
 		}
-		*rows = append(*rows, []string{"  " + strings.TrimPrefix(f.Path, base+"."), f.Type, limits(f), def, doc})
+		limit := limits(f)
+		if width(limit) > widestLimit {
+			// One long list of words would push everything else off the screen.
+			doc, limit = strings.TrimSpace(doc+" One of "+strings.Join(f.Words, ", ")+"."), fmt.Sprintf("%d words", len(f.Words))
+		}
+		if width(def) > widestLimit {
+			doc, def = strings.TrimSpace(doc+" By default "+f.Default+"."), ""
+		}
+		*rows = append(*rows, []string{"  " + strings.TrimPrefix(f.Path, base+"."), f.Type, limit, def, doc})
 		if recursive {
 			a.fieldRows(rows, base, f.Fields, true)
 		}

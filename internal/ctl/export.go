@@ -46,6 +46,9 @@ func (a *app) export(ctx context.Context, scope engine.Scope) error {
 	}
 	if a.human() {
 		a.global.output = asYAML
+		if len(l.items) == 0 {
+			a.say("no policies to export\n")
+		}
 	}
 	return a.show(l)
 }

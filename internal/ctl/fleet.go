@@ -74,6 +74,12 @@ func (a *app) fleet(ctx context.Context, o *fleetOptions) (*list, error) {
 		kind: "InstanceList", revision: resp.GetRevision(), empty: "no instances",
 		columns: cols("INSTANCE", "SERVICE", "SDK", "REVISION", "STATE", "SINCE", "MODE+", "SOURCE+", "NOTE"),
 	}
+	if o.notInForce || o.state != policydv1.InstanceState_INSTANCE_STATE_UNSPECIFIED {
+		l.empty = "no such instances"
+	}
+	if o.notInForce && o.state == policydv1.InstanceState_INSTANCE_STATE_UNSPECIFIED {
+		l.empty = "no instance is missing: all have in force what applies to them"
+	}
 	for _, in := range resp.GetInstances() {
 		l.items = append(l.items, a.instanceItem(in))
 	}

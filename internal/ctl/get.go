@@ -76,7 +76,7 @@ func newGetPoliciesCmd(a *app) *cobra.Command {
 
 func (a *app) policies(ctx context.Context, o *policiesOptions) (*list, error) {
 	l := &list{
-		kind: "RetryPolicyList", documents: true, empty: "no policies: built-in values apply",
+		kind: "RetryPolicyList", documents: true, empty: noPolicies(o.scopes),
 		columns: cols("SCOPE", "FIELDS", "REVISION", "CHANGED", "BY", "MANAGED BY", "IN FORCE", "OWNER+", "LABELS+"),
 	}
 	scopes := o.scopes
@@ -104,6 +104,14 @@ func (a *app) policies(ctx context.Context, o *policiesOptions) (*list, error) {
 		}
 	}
 	return l, nil
+}
+
+// noPolicies says what applies where no policy is listed.
+func noPolicies(scopes []engine.Scope) string {
+	if len(scopes) == 0 {
+		return "no policies: built-in values apply"
+	}
+	return "no policies there; what applies is inherited:  policyctl effective " + string(scopes[0])
 }
 
 func (a *app) policyItem(v *policydv1.VersionedPolicy) (item, error) {

@@ -212,7 +212,8 @@ Durations have a unit, ratios go from 0 to 1. Unknown, repeated and wrongly type
 errors with line and column. Several documents are parted by ---; JSON works too.
 
 apply replaces the document of a scope. What policyctl get -o yaml prints can be applied
-again; revision, createdAt and the like are ignored.
+again, as long as its revision is still the newest (apply --rebase: whatever it is); createdAt
+and the like are ignored.
 
   policyctl explain policy.budget    fields, defaults, limits
   policyctl init shop/orders         a document to start from

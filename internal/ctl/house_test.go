@@ -216,7 +216,7 @@ func runTo(t runner, h *house, o options, out, errOut io.Writer, args ...string)
 	if o.ctx == nil {
 		o.ctx = context.Background()
 	}
-	env := map[string]string{"LC_ALL": "C.UTF-8", "HOME": t.TempDir(), "NO_COLOR": "1"}
+	env := map[string]string{"LC_ALL": "C.UTF-8", "HOME": t.TempDir(), "TMPDIR": t.TempDir(), "NO_COLOR": "1"}
 	if h != nil {
 		env["POLICYCTL_ADDR"] = h.addr
 		if o.now == nil {

@@ -31,12 +31,24 @@ func newInitCmd(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if !offline {
+				a.sayIfThere(cmd.Context(), scope)
+			}
 			_, err = a.out.w.Write(text)
 			return err
 		},
 	}
 	cmd.Flags().BoolVar(&offline, "offline", false, "do not ask policyd: show built-in values")
 	return cmd
+}
+
+// sayIfThere warns that applying the starter would replace a document.
+func (a *app) sayIfThere(ctx context.Context, scope engine.Scope) {
+	resp, err := read(ctx, a, policydv1.AdminServiceClient.GetPolicy, &policydv1.GetPolicyRequest{Scope: string(scope)})
+	if err == nil {
+		a.say("%s has a policy already (revision %d), which this would replace; to change it:  policyctl edit %s\n",
+			scope, resp.GetPolicy().GetRevision(), scope)
+	}
 }
 
 func (a *app) starter(ctx context.Context, scope engine.Scope, offline bool) ([]byte, error) {
@@ -57,11 +69,15 @@ func (a *app) starter(ctx context.Context, scope engine.Scope, offline bool) ([]
 			return "", ""
 		}
 		value, from = v.GetValue(), v.GetOrigin().GetFrom()
-		// A kill switch is no reason to write its value down.
-		if _, isScope := engine.ParseScope(from); isScope != nil && from != engine.BuiltIn {
-			for _, s := range v.GetShadows() {
-				return s.GetValue(), s.GetOrigin().GetFrom()
+		// Neither a kill switch nor the scope's own document is inherited.
+		for _, s := range v.GetShadows() {
+			if _, notScope := engine.ParseScope(from); from != string(scope) && (notScope == nil || from == engine.BuiltIn) {
+				break
 			}
+			value, from = s.GetValue(), s.GetOrigin().GetFrom()
+		}
+		if from == string(scope) {
+			return "", ""
 		}
 		return value, from
 	}), nil

@@ -29,6 +29,9 @@ func (a *app) load(names []string) ([]*document.Object, error) {
 	var objects []*document.Object
 	var faults []error
 	for _, name := range names {
+		if name == "" {
+			return nil, usagef("-f is empty: a file, a folder, or - for stdin")
+		}
 		paths, err := a.expand(name)
 		if err != nil {
 			return nil, err
@@ -99,7 +102,22 @@ func (a *app) inputError(name string, err error) *failure {
 	if errors.Is(err, fs.ErrNotExist) {
 		return usagef("%s: there is no such file or folder", name)
 	}
+	var inPath *fs.PathError
+	if errors.As(err, &inPath) {
+		err = inPath.Err
+	}
 	return usagef("read %s: %s", name, err)
+}
+
+// shownNames names what -f named.
+func shownNames(names []string) string {
+	shown := slices.Clone(names)
+	for i, name := range shown {
+		if name == "-" {
+			shown[i] = "stdin"
+		}
+	}
+	return few(shown)
 }
 
 // readInput returns a file's content and the name to show in errors.
@@ -117,7 +135,7 @@ func (a *app) readInput(name string) (text []byte, shown string, err error) {
 	}
 	text, err = io.ReadAll(io.LimitReader(from, document.MaxStreamBytes+1))
 	if err != nil {
-		return nil, shown, usagef("read %s: %s", shown, err)
+		return nil, shown, a.inputError(shown, err)
 	}
 	return text, shown, nil
 }

@@ -4,6 +4,7 @@ package ctl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -31,6 +32,8 @@ type planOptions struct {
 	reason    string
 	confirm   string
 	split     bool
+	// pinned: a document that states a revision is written only over that one.
+	pinned bool
 }
 
 // plan is what a change would do, worked out by policyd.
@@ -139,11 +142,26 @@ func (a *app) planPolicies(ctx context.Context, p *plan, policies []*document.Ob
 	for _, chunk := range p.chunks {
 		resp, err := read(ctx, a, policydv1.AdminServiceClient.ApplyPolicies, chunk)
 		if err != nil {
-			return locate(err, p.objects)
+			return stated(locate(err, p.objects), p.objects)
 		}
 		p.results = append(p.results, resp.GetResults()...)
 	}
 	return nil
+}
+
+// stated explains a conflict with a revision that a document states.
+func stated(err error, objects []*document.Object) error {
+	var f *failure
+	if !errors.As(err, &f) || f.exit != exitConflict || f.scope == "" {
+		return err
+	}
+	for _, o := range objects {
+		if o.Policy != nil && string(o.Policy.Scope) == f.scope && o.Revision != 0 {
+			f.message = o.Position("metadata.revision") + ": " + f.message
+			f.hints[len(f.hints)-1] = "Then:        put your change into theirs, or write yours over it:  --rebase"
+		}
+	}
+	return f
 }
 
 func (a *app) noPolicy(scope engine.Scope, set policy.Set) error {
@@ -197,6 +215,9 @@ func chunks(policies []*document.Object, deletions []engine.Scope, revisions map
 	}
 	for _, object := range policies {
 		revision := revisions[string(object.Policy.Scope)]
+		if o.pinned && object.Revision != 0 {
+			revision = int64(object.Revision)
+		}
 		r := next()
 		r.Changes = append(r.Changes, &policydv1.PolicyChange{Policy: wire.PolicyProto(object.Policy), ExpectedRevision: &revision})
 	}

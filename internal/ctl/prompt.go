@@ -59,7 +59,7 @@ func (a *app) confirm(ctx context.Context, question, flag string) error {
 	case "y", "yes":
 		return nil
 	}
-	return failf(exitFailed, "declined", "nothing was changed")
+	return failf(exitFailed, "declined", "not confirmed: nothing was changed")
 }
 
 func cannotAsk(flag string) *failure {

@@ -54,6 +54,8 @@ var volatile = []struct {
 	{regexp.MustCompile(`\b\d\d:\d\d:\d\d UTC`), "HH:MM:SS UTC"},
 	{regexp.MustCompile(`\b\d\d:\d\d UTC`), "HH:MM UTC"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`), "TIMESTAMP"},
+	// As wide as what it stands for: columns beside it keep their place.
+	{regexp.MustCompile(`\b3m[23]\ds\b`), "3m3Ns"},
 	{regexp.MustCompile(`\b29m59(\.\d)?s\b`), "30m"},
 	{regexp.MustCompile(`\b39m5\d(\.\d)?s\b`), "40m"},
 	{regexp.MustCompile(`\b(2m5\d|3m[0-9])(\.\d)?s\b`), "3m"},

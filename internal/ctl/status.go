@@ -168,6 +168,9 @@ func (a *app) statusLines(st *policydv1.GetStatusResponse) []string {
 	lines = append(lines, a.statusSwitches(st.GetSwitches())...)
 	p, t := st.GetFleet(), st.GetTraffic()
 	fleet := fmt.Sprintf("%s of %s in force", count(p.GetInForce()), count(p.GetTarget()))
+	if p.GetTarget() == 0 {
+		fleet = "no instances"
+	}
 	for _, part := range []struct {
 		n    int64
 		word string
@@ -178,6 +181,9 @@ func (a *app) statusLines(st *policydv1.GetStatusResponse) []string {
 	}
 	lines = append(lines, "FLEET      "+a.paintProgress(p, fleet), "BREAKERS   "+a.breakerLine(st.GetBreakers()))
 	calls := t.GetCallsPerSecond()
+	if rejected := t.GetRejectedPerSecond(); rejected > 0 && calls > 0 {
+		lines = append(lines, a.out.yellow(fmt.Sprintf("REJECTED   %s/s of %s calls/s (%s) were not sent", rate(rejected), rate(calls), percent(rejected/calls))))
+	}
 	if calls > 0 {
 		lines = append(lines, fmt.Sprintf("RETRIES    %s/s of %s calls/s   amplification %.2fx   rescued %s",
 			rate(t.GetRetriesPerSecond()), rate(calls), t.GetAttemptsPerSecond()/calls, percent(t.GetRescuedPerSecond()/calls)))
@@ -221,7 +227,11 @@ func (a *app) statusSwitches(all []*policydv1.SwitchStatus) []string {
 			orDash(k.GetCreatedBy().GetName()), a.inForce(s.GetProgress()), note,
 		})
 	}
-	lines := []string{fmt.Sprintf("KILL SWITCHES  %d active", active)}
+	head := fmt.Sprintf("KILL SWITCHES  %d active", active)
+	if ending := len(all) - active; ending > 0 {
+		head += fmt.Sprintf(", %d coming back", ending)
+	}
+	lines := []string{head}
 	return append(append(lines, align(rows)...), "")
 }
 
@@ -237,7 +247,7 @@ func switchScope(k *policydv1.KillSwitch) string {
 		extra = append(extra, fmt.Sprintf("x%g", spec.GetFactor()))
 	case policydv1.SwitchAction_SWITCH_ACTION_FORCE_OPEN:
 		if spec.GetAdmit() > 0 {
-			extra = append(extra, "admits "+percent(spec.GetAdmit()))
+			extra = append(extra, fmt.Sprintf("admits %.4g %%", spec.GetAdmit()*100))
 		}
 	default:
 	}

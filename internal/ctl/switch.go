@@ -197,6 +197,9 @@ func (a *app) settle(ctx context.Context, o *startOptions) error {
 			hint("This protects against a scope typed too short.")
 	}
 	if !o.dryRun && !o.yes && o.confirm == "" && !a.interactive() {
+		if o.reason == "" {
+			return cannotAsk("--reason and --yes")
+		}
 		return cannotAsk("--yes")
 	}
 	if o.reason != "" {

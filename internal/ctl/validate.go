@@ -38,7 +38,7 @@ func (a *app) validate(files []string) error {
 		return err
 	}
 	if len(objects) == 0 {
-		return failf(exitRefused, "refused", "there are no documents in %s", few(files))
+		return failf(exitRefused, "refused", "there are no documents in %s", shownNames(files))
 	}
 	set, at := policy.Set{}, map[engine.Scope]*document.Object{}
 	var scopes []engine.Scope
@@ -56,6 +56,12 @@ func (a *app) validate(files []string) error {
 			view.Findings = append(view.Findings, findingView{f.Code, string(f.Level), f.Path, f.Message})
 			lines = append(lines, at[scope].Position(f.Path)+": "+f.Code+" "+f.Message)
 		}
+	}
+	if a.global.output == asName {
+		for _, o := range objects {
+			a.out.printf("%s\n", clean(o.Name()))
+		}
+		return nil
 	}
 	return a.result("", view, func() {
 		for _, line := range lines {

@@ -17,7 +17,8 @@ import (
 
 // Decode reads every document of a YAML or JSON stream; file names it in errors. Documents
 // are returned only if all of them are right; else the error is a fault of kind Invalid that
-// wraps *StreamError. What only the server sets is accepted and ignored.
+// wraps *StreamError. What only the server sets is accepted; but for the revision of a policy
+// it is ignored.
 func Decode(file string, data []byte) ([]*Object, error) {
 	r := &reader{file: file}
 	var objects []*Object
@@ -295,6 +296,8 @@ func (o *objectReader) policy(metadata, spec *node) {
 			p.Metadata.Annotations = o.texts(path, n)
 		case "managedBy":
 			p.Metadata.ManagedBy, _ = o.text(path, n)
+		case "revision":
+			o.object.Revision = policy.Revision(o.scalar(path, engine.KindInt, n))
 		}
 	})
 	if _, ok := o.object.marks["metadata.scope"]; !ok {

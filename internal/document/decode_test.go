@@ -14,6 +14,7 @@ import (
 
 	"github.com/policyd/policyd/internal/document"
 	"github.com/policyd/policyd/internal/fault"
+	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/sdk/go/engine"
 )
 
@@ -379,4 +380,14 @@ func TestStarter_is_a_document(t *testing.T) {
 	global := decode(t, string(document.Starter(engine.Global, document.BuiltIn)))[0].Policy.Settings
 	require.Equal(t, engine.Int(5), global[engine.BreakerConsecutiveFailures])
 	require.Equal(t, engine.Micro(500_000), global[engine.BreakerRatioFailures])
+}
+
+func TestDecode_tells_the_revision_that_a_policy_states(t *testing.T) {
+	text := "apiVersion: policyd/v1\nkind: RetryPolicy\nmetadata: {scope: shop%s}\nspec: {maxAttempts: 2}\n"
+	for written, want := range map[string]policy.Revision{"": 0, ", revision: 23": 23} {
+		objects, err := document.Decode("f.yaml", []byte(fmt.Sprintf(text, written)))
+		require.NoError(t, err)
+		require.Equal(t, want, objects[0].Revision)
+	}
+	require.Contains(t, refused(t, "f.yaml", fmt.Sprintf(text, ", revision: newest")).Error(), `f.yaml:3:29: metadata.revision: "newest": a whole number is due`)
 }

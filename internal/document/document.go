@@ -38,6 +38,9 @@ const (
 type Object struct {
 	Policy *policy.Policy
 	Switch *Switch
+	// Revision is metadata.revision of a policy that was read: what its text started from.
+	// 0: not stated.
+	Revision policy.Revision
 	// Status is what the server adds on output; it is ignored on input.
 	Status *Status
 
