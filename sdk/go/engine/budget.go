@@ -29,7 +29,8 @@ type budgetSize struct {
 // permit is a retry that was decided upon and can still be given back.
 type permit struct {
 	slice int64
-	cost  int64 // in millionths of a token
+	cost  int64 // in millionths of a token, out of a bucket of this capacity
+	of    int64
 	round uint32
 	held  bool
 }
@@ -104,7 +105,7 @@ func (b *budget) take(p *BudgetPolicy) (permit, bool) {
 		return permit{}, false
 	}
 	b.add(0, 1)
-	return permit{slice: b.newest, cost: p.Tokens.cost(), round: b.round, held: true}, true
+	return permit{slice: b.newest, cost: p.Tokens.cost(), of: b.tokens.capacity, round: b.round, held: true}, true
 }
 
 // available reports whether take would succeed.
@@ -120,8 +121,12 @@ func (b *budget) giveBack(p *permit) {
 	p.held = false
 	if p.round == b.round {
 		b.unmark(p.slice)
-		b.tokens.add(p.cost)
 	}
+	cost := p.cost
+	if capacity := b.tokens.capacity; capacity < p.of { // what is in the bucket was scaled down as well
+		cost = scale(cost, capacity, p.of)
+	}
+	b.tokens.add(cost)
 }
 
 // setMarked makes the marks sum up to target: fewer in proportion, more of them evenly and

@@ -217,3 +217,30 @@ func TestEndpoint_counts_are_exact_under_concurrency(t *testing.T) {
 		t.Errorf("not everything happened: %+v", s)
 	}
 }
+
+func TestTokens_a_permit_that_comes_back_is_worth_its_share_of_a_smaller_bucket(t *testing.T) {
+	settings := func(capacity int64) map[engine.Field]engine.Value {
+		return map[engine.Field]engine.Value{
+			engine.BudgetTokensCapacity: engine.Micro(capacity * engine.Million), engine.BudgetTokensRetryCost: engine.Micro(10 * engine.Million),
+			engine.BudgetTokensSuccessCredit: engine.Micro(0), engine.BudgetTokensEnabled: engine.Bool(true),
+		}
+	}
+	r := newRig(t, settings(100))
+	var waiting []*engine.Call
+	for range 10 { // empties the bucket
+		c := r.begin(0)
+		if d := c.Settle(0, answers(503)); !d.Retry {
+			t.Fatal(d.Code)
+		}
+		waiting = append(waiting, c)
+	}
+	p := rigPolicy(t, settings(20))
+	r.Reload(&p, engine.Overlay{}, engine.ModeEnforce, 0)
+	for i, c := range waiting {
+		c.Abandon(0)
+		s := r.Stats(0)
+		if want := int64(i+1) * 2 * engine.Million; s.Budget.Tokens != want {
+			t.Fatalf("%d permits came back as %d, want %d", i+1, s.Budget.Tokens, want)
+		}
+	}
+}
