@@ -116,6 +116,7 @@ func (k *call) begin(ctx context.Context, o engine.CallOptions) error {
 	k.note(d)
 	if d.Proceed {
 		k.mark.Context, k.mark.number = ctx, 1
+		k.starts(&k.mark)
 		return nil
 	}
 	k.end(Code(d.Code))
@@ -306,7 +307,16 @@ func (k *call) retrying(ctx context.Context, d *engine.Decision, cause error, st
 
 // next returns the context of a further attempt.
 func (k *call) next(ctx context.Context) *mark {
-	return &mark{Context: ctx, config: k.mark.config, call: k, number: k.engine.Attempts()}
+	m := &mark{Context: ctx, config: k.mark.config, call: k, number: k.engine.Attempts()}
+	k.starts(m)
+	return m
+}
+
+// starts tells of an attempt that starts.
+func (k *call) starts(m *mark) {
+	if tell := k.client.cfg.sent; tell != nil {
+		tell(k.ep, m.attempt())
+	}
 }
 
 // limit returns how long the attempt in progress may take, when the policy says so and not

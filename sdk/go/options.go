@@ -60,6 +60,12 @@ type config struct {
 	// dialOptions are for tests: other networks than TCP.
 	dialOptions []grpc.DialOption
 
+	// uniform replaces the random numbers of endpoints, sent is told of each attempt, and
+	// keeps has the keeper run without policyd: for package policytest.
+	uniform func() uint64
+	sent    func(*endpoint, Attempt)
+	keeps   bool
+
 	errs []error
 }
 

@@ -103,13 +103,18 @@ func New(opts ...Option) (*Client, error) {
 }
 
 var defaultClient = sync.OnceValue(func() *Client { //nolint:gochecknoglobals // the process-wide client
-	cfg, err := newConfig(os.LookupEnv, nil)
+	return lenient(nil)
+})
+
+// lenient makes a client of what is right in the environment and in opts.
+func lenient(opts []Option) *Client {
+	cfg, err := newConfig(os.LookupEnv, opts)
 	c := newClient(cfg)
 	if err := errors.Join(err, c.loadStart()); err != nil {
 		cfg.logger.Error("policyd configuration has errors; what is wrong is left out", "error", err)
 	}
 	return c
-})
+}
 
 // Default returns the process-wide client built from the environment on first use. It never
 // blocks and never fails: what is wrong in the environment is logged and left out. Status
@@ -234,7 +239,7 @@ func (c *Client) start() {
 		return
 	}
 	c.life.started.Store(true)
-	if len(c.cfg.addrs) == 0 && c.file == nil {
+	if len(c.cfg.addrs) == 0 && c.file == nil && !c.cfg.keeps {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -208,8 +208,12 @@ func (c *Client) addEndpoint(t *table, name string, scope engine.Scope) *endpoin
 	}
 	now := c.instant(time.Now())
 	policy, overlay := c.compile(c.current.Load(), scope)
+	random := rand.Uint64
+	if c.cfg.uniform != nil {
+		random = c.cfg.uniform
+	}
 	state := engine.NewEndpoint(engine.Config{
-		Origin: c.origin, Random: rand.Uint64, Mode: c.cfg.mode.engine(),
+		Origin: c.origin, Random: random, Mode: c.cfg.mode.engine(),
 	}, policy, overlay, now)
 	e := &endpoint{Endpoint: state, name: name, unmatched: t == c.hosts, scope: scope}
 	for _, dropped := range t.add(e) {

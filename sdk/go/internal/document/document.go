@@ -64,6 +64,8 @@ type reader struct {
 	file *File
 	now  time.Time
 	seen map[string]bool // scopes and ids
+	// relative: what is read was written now.
+	relative bool
 }
 
 // fail returns an error at a place of the file.

@@ -89,6 +89,10 @@ func (r *reader) setting(f engine.Field, path string, n *node) (engine.Value, er
 		items, err := r.list(path, n, f == engine.RetryOnHTTP)
 		return engine.Set(items...), err
 	}
+	share := spec.Bounded && spec.Min >= 0 && spec.Max == engine.Million
+	if percent, ok := strings.CutSuffix(n.text, "%"); ok && n.plain && share && spec.Kind == engine.KindDecimal {
+		n = &node{kind: number, text: percent + "e-2", at: n.at, end: n.end}
+	}
 	v, err := r.scalar(path, spec.Kind, n)
 	if err == nil && spec.Kind == engine.KindEnum && !slices.Contains(spec.Words, v.Text) {
 		err = r.fail(n.at, "%s: unknown word %s%s", path, quote(v.Text), meant(v.Text, spec.Words))
@@ -106,7 +110,7 @@ func (r *reader) list(path string, n *node, numbers bool) ([]string, error) {
 	}
 	items := make([]string, 0, len(n.items))
 	for _, item := range n.items {
-		if item.kind != text && (!numbers || item.kind != number) {
+		if !item.isText() && (!numbers || item.kind != number) {
 			return nil, r.fail(item.at, "%s: a word is due, not %s", path, item.what())
 		}
 		items = append(items, item.text)
@@ -149,7 +153,7 @@ func (r *reader) scalar(path string, k engine.Kind, n *node) (engine.Value, erro
 		}
 		return engine.Duration(d), nil
 	default:
-		if n.kind != text {
+		if !n.isText() {
 			return wrong("text")
 		}
 		if len(n.text) > engine.MaxTextBytes || engine.HasControl(n.text, true) {

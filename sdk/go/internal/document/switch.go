@@ -59,6 +59,11 @@ func (r *reader) switchFields(sw *engine.Switch) keys {
 		"except":    r.except(sw),
 		"expiresAt": r.moment(&sw.Ends),
 		"expiresIn": func(path string, n *node) error {
+			if r.relative {
+				v, err := r.scalar(path, engine.KindDuration, n)
+				sw.Ends = r.now.Add(v.Duration())
+				return err
+			}
 			return r.fail(n.at, "%s counts from a moment that a file does not have: set expiresAt", path)
 		},
 		"criticality": func(path string, n *node) error {

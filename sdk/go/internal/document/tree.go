@@ -28,6 +28,7 @@ const (
 type node struct {
 	kind    kind
 	text    string // of a scalar
+	plain   bool   // a YAML word without quotes: a text as well, if its reader needs one
 	at, end int
 	members []member
 	items   []*node
@@ -47,6 +48,11 @@ func (n *node) member(key string) *node {
 		}
 	}
 	return nil
+}
+
+// isText reports whether a value may be read as text.
+func (n *node) isText() bool {
+	return n.kind == text || n.plain && (n.kind == number || n.kind == boolean)
 }
 
 // what names a value in messages.

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// Open opens the breaker until a moment, as if one of its rules had tripped at now, for
+// tests of what calls do then. It reports false, and does nothing, if the policy has no
+// breaker.
+func (e *Endpoint) Open(now, until Instant) (*BreakerChange, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now = e.tick(now)
+	p := &e.policy.Load().Breaker
+	if !p.Enabled {
+		return nil, false
+	}
+	rule := RuleSlow
+	switch {
+	case p.Consecutive.Enabled:
+		rule = RuleConsecutive
+	case p.Ratio.Enabled:
+		rule = RuleRatio
+	}
+	e.breaker.open(p, rule, now, e.random)
+	e.breaker.until = until
+	eff := e.effects(now)
+	return e.leave(now, &eff), true
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package seam is how the companion packages of this module reach the parts of package
+// policyd that applications have no use for. Package policyd fills it in while it is
+// initialised; nothing changes afterwards.
+package seam
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/policyd/policyd/sdk/go/engine"
+)
+
+// Core is what package policyd offers. A client is a *policyd.Client, a list of options a
+// []policyd.Option: their types are not known here.
+type Core struct {
+	// Fake makes a client that reads no environment, opens no connection and obeys Control.
+	Fake func(FakeConfig) (client any, control Control)
+	// Lenient makes a client; what is wrong in the options is logged and left out.
+	Lenient func(options any) (client any)
+	// Call prepares a gRPC call; a nil client stands for that of the context, else Default.
+	Call func(ctx context.Context, client any, m Method) Call
+}
+
+var core Core //nolint:gochecknoglobals // written once, while package policyd is initialised
+
+// Provide takes what package policyd offers.
+func Provide(c Core) struct{} {
+	core = c
+	return struct{}{}
+}
+
+// Of returns what package policyd offers.
+func Of() *Core { return &core }
+
+// FakeConfig configures a client for tests.
+type FakeConfig struct {
+	Log *slog.Logger
+	// Sent is told of each attempt as it starts. Concurrent.
+	Sent func(endpoint string, number, most int, key string)
+	// Random returns uniform random numbers. Concurrent.
+	Random func() uint64
+}
+
+// Control is how a test plays policyd.
+type Control interface {
+	// Use puts documents and switches in force before it returns.
+	Use(revision int64, documents []engine.Document, switches []engine.Switch) error
+	// Link says whether policyd can be reached.
+	Link(up bool)
+	// Open opens the breaker of an endpoint for d.
+	Open(endpoint string, d time.Duration) error
+}
+
+// Method is what a gRPC call calls.
+type Method struct {
+	Name      string // full: /package.Service/Method
+	Host      string // of the target, perhaps with a port
+	Repeats   func() bool
+	KeyHeader func(name string) string // the value that the caller set, "" for none
+}
+
+// Call is one gRPC call on its way under the policy of its endpoint. One goroutine at a
+// time may use it.
+type Call interface {
+	// Begin asks for the first attempt; the error says why it is refused.
+	Begin() error
+	// Open readies the attempt in progress. Its time limit is a deadline of its context
+	// or, for a stream, cancels it unless the answer has begun.
+	Open(stream bool) Attempt
+	// Arrived says that the answer to a stream has begun.
+	Arrived()
+	// Settle takes the end of the attempt in progress and, when there is to be another one,
+	// waits until it may go out. Otherwise the call is over and err its result.
+	Settle(r Result) (again bool, err error)
+	// Drop releases what the call holds. It comes last, also after a call that is over; one
+	// that is not counts as left by its caller, or as failed if that panicked.
+	Drop(panicked bool)
+}
+
+// Attempt is one send of a call.
+type Attempt struct {
+	Context context.Context //nolint:containedctx // handed over
+	Number  int
+	// Header and Key: metadata to be added, "" for none.
+	Header, Key string
+	// Replay: another attempt may follow, so that what is sent is to be kept.
+	Replay bool
+}
+
+// Result is how an attempt ended.
+type Result struct {
+	Err error // nil or a gRPC status
+	// NotSent: nothing reached the server.
+	NotSent bool
+	// Committed: the caller has seen a part of the answer, so no attempt may follow.
+	Committed bool
+	// Lost: what was sent was not kept.
+	Lost bool
+	// Server is the wait that the server asks for.
+	Server engine.ServerWait
+}
