@@ -93,7 +93,7 @@ func (k *call) init(c *Client, ep *endpoint, m *mark, cfg *callConfig) {
 	k.client, k.ep, k.tries = c, ep, p.MaxAttempts
 	k.passive = c.cfg.mode != Enforce || p.Observe
 	if outer := m.running(); outer != nil && !outer.passive {
-		k.inner = outer.inner || outer.tries > 1
+		k.inner = outer.quiet || outer.tries > 1 // what is to be sent once is not repeated within
 	}
 	if k.inner || cfg != nil && cfg.oneTry {
 		k.quiet, k.tries = true, 1

@@ -718,3 +718,20 @@ func TestPanic_of_the_watch_does_not_reach_the_host(t *testing.T) {
 		}
 	})
 }
+
+func TestClose_leaves_a_status_that_claims_nothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := pipeServer(t)
+		c := s.client()
+		s.next().apply(t, wholeState("e", 1, tries("shop", 1, 2)))
+		if st := c.Status(); st.State != policyd.StateLive {
+			t.Fatalf("%+v", st)
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if st := c.Status(); st.State != policyd.StateStale || st.Revision != 1 || st.LastErr == nil {
+			t.Fatalf("after Close %+v", st)
+		}
+	})
+}

@@ -158,17 +158,20 @@ func (c *Client) breakerTurned(e *endpoint, ch *engine.BreakerChange) {
 	if ch.By != nil {
 		attrs = append(attrs, "switch", ch.By.ID)
 	}
-	switch ch.To {
-	case engine.BreakerOpen:
+	switch {
+	case ch.To == engine.BreakerOpen:
 		c.cfg.logger.Warn("breaker open", attrs...)
-	case engine.BreakerHalfOpen:
+	case ch.To == engine.BreakerHalfOpen:
 		c.cfg.logger.Info("breaker half-open", attrs...)
-	case engine.BreakerForcedOpen:
-		c.cfg.logger.Warn("breaker forced open", attrs...)
-	case engine.BreakerForcedClosed:
-		c.cfg.logger.Warn("breaker forced closed", attrs...)
+	case forced(ch.From) || forced(ch.To):
+		// The line about the kill switch says it once for all endpoints.
+		c.cfg.logger.Debug("breaker "+event.To, attrs...)
 	default:
-		c.cfg.logger.Info("breaker closed", attrs...)
+		c.cfg.logger.Info("breaker "+event.To, attrs...)
 	}
 	c.breakerChanged(event)
+}
+
+func forced(s engine.BreakerState) bool {
+	return s == engine.BreakerForcedOpen || s == engine.BreakerForcedClosed
 }

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -372,4 +374,86 @@ func TestBudget_and_gate_say_why(t *testing.T) {
 			t.Fatalf("got  %v\nwant %s", err, gate)
 		}
 	})
+}
+
+func TestBreaker_forced_by_a_switch_is_told_to_the_hook_and_logged_once_for_all(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var events []string
+		log := newLog()
+		c := newClient(t, b0, policyd.WithLogger(log.logger()), policyd.WithHooks(policyd.Hooks{OnBreaker: func(e policyd.BreakerEvent) {
+			mu.Lock()
+			defer mu.Unlock()
+			events = append(events, e.From+" to "+e.To)
+		}}))
+		told := func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if !slices.Equal(events, want) {
+				t.Fatalf("told %q, want %q", events, want)
+			}
+		}
+		c.Touch(ep)
+		put(c, b0, killSwitch(engine.ForceOpen, time.Hour))
+		told("closed to forced-open")
+		put(c, b0)
+		told("closed to forced-open", "forced-open to closed")
+		fails(t, c, 10)
+		put(c, with(b0, set{engine.BreakerEnabled: engine.Bool(false)}))
+		told("closed to forced-open", "forced-open to closed", "closed to open", "open to closed")
+		if n := log.count("DEBUG breaker"); n != 2 {
+			t.Fatalf("%d lines about the forced breaker, want 2 for debugging:\n%s", n, log)
+		}
+		if log.count("WARN breaker open") != 1 || log.count("INFO breaker closed") != 1 {
+			t.Fatalf("log:\n%s", log)
+		}
+	})
+}
+
+func TestCall_a_call_that_is_to_be_sent_once_is_not_repeated_by_a_layer_within(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, p0)
+		s := statuses(503)
+		client := &http.Client{Transport: c.Transport(s, everything)}
+		_, err := policyd.Do(t.Context(), "shop/other/outer", func(ctx context.Context) (int, error) {
+			resp, err := client.Do(request(t, ctx, http.MethodGet, nil))
+			if err != nil {
+				return 0, err
+			}
+			return resp.StatusCode, resp.Body.Close()
+		}, policyd.Using(c), policyd.WithoutRetry())
+		if err != nil || s.count() != 1 {
+			t.Fatalf("%d sends, %v; want 1", s.count(), err)
+		}
+	})
+}
+
+func TestEndpoints_do_not_keep_the_URLs_that_named_them(t *testing.T) {
+	c := newClient(t, nil)
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	rt := c.Transport(statuses(200))
+	before := heap()
+	for i := range 100 {
+		req, err := http.NewRequest(http.MethodGet, fmt.Sprintf("http://host%d.test/?q=%s", i, strings.Repeat("x", 1<<20)), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := rt.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+	}
+	rt = nil
+	if after := heap(); after > before+20<<20 {
+		t.Fatalf("100 hosts keep %d MB", (after-before)>>20)
+	}
+	runtime.KeepAlive(c)
 }

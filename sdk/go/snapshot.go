@@ -5,6 +5,7 @@ package policyd
 import (
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
@@ -57,6 +58,20 @@ func contentOf(s *state.State, now time.Time) content {
 // policies or switches changed is reloaded before it returns. It reports the names of the
 // endpoints whose effective policy is another one now, sorted.
 func (c *Client) install(next content, now time.Time) []string {
+	changed, turned := c.swap(next, now)
+	for _, t := range turned { // without the lock: loggers are the application's
+		c.breakerTurned(t.e, t.change)
+	}
+	return changed
+}
+
+// turn is a change of the state that an endpoint's breaker reports.
+type turn struct {
+	e      *endpoint
+	change *engine.BreakerChange
+}
+
+func (c *Client) swap(next content, now time.Time) (changed []string, turned []turn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.current.Load()
@@ -71,7 +86,6 @@ func (c *Client) install(next content, now time.Time) []string {
 	switched := changedSwitches(old.switches, next.switches)
 	c.current.Store(s)
 
-	var changed []string
 	for _, e := range slices.Concat(c.named.all(), c.hosts.all()) {
 		if e.unmatched && matching && string(e.scope) != e.name {
 			if scope := s.matcher.HTTP("", e.name, noPath).Scope; scope != e.scope {
@@ -85,14 +99,16 @@ func (c *Client) install(next content, now time.Time) []string {
 		}
 		before := *e.Policy()
 		policy, overlay := c.compile(s, e.scope)
-		e.Reload(policy, overlay, c.cfg.mode.engine(), c.instant(now))
+		if ch := e.Reload(policy, overlay, c.cfg.mode.engine(), c.instant(now)); ch != nil {
+			turned = append(turned, turn{e, ch})
+		}
 		if *policy != before {
 			changed = append(changed, e.name)
 		}
 	}
 	close(old.replaced)
 	slices.Sort(changed)
-	return changed
+	return changed, turned
 }
 
 // noPath is a path that no pattern matches, so that a matcher answers for the host alone.
@@ -215,7 +231,8 @@ func (c *Client) addEndpoint(t *table, name string, scope engine.Scope) *endpoin
 	state := engine.NewEndpoint(engine.Config{
 		Origin: c.origin, Random: random, Mode: c.cfg.mode.engine(),
 	}, policy, overlay, now)
-	e := &endpoint{Endpoint: state, name: name, unmatched: t == c.hosts, scope: scope}
+	// The name may be a part of a far longer text, as the host is of a URL: do not keep that.
+	e := &endpoint{Endpoint: state, name: strings.Clone(name), unmatched: t == c.hosts, scope: scope}
 	for _, dropped := range t.add(e) {
 		c.reported.leftover.add(dropped.unreported(now))
 	}

@@ -143,6 +143,15 @@ func (l *link) lost(addr string, err error, refused bool) {
 	}
 }
 
+// closed notes that there will be no stream any more: what is in force is not confirmed again.
+func (l *link) closed() {
+	l.update(func(s *Status) {
+		if s.State == StateLive || s.State == StateRejected {
+			s.State, s.LastErr = StateStale, errClosed
+		}
+	})
+}
+
 // age writes how old something is for people: 12s, 4m, 3h, 5d.
 func age(d time.Duration) string {
 	switch {

@@ -48,6 +48,7 @@ func (c *Client) watch(ctx context.Context) {
 		addr := c.cfg.addrs[next%len(c.cfg.addrs)]
 		end := c.stream(ctx, addr)
 		if ctx.Err() != nil {
+			c.link.closed()
 			return
 		}
 		c.link.lost(addr, end.err, refused(end.err))
