@@ -107,12 +107,24 @@ func (k *call) init(c *Client, ep *endpoint, m *mark, cfg *callConfig) {
 // begin asks for the first attempt. When it is refused, the error says why and the call is
 // over.
 func (k *call) begin(ctx context.Context, o engine.CallOptions) error {
+	return k.beginOr(ctx, nil, o)
+}
+
+// beginOr is begin for a caller that may also leave by cancelled.
+func (k *call) beginOr(ctx context.Context, cancelled <-chan struct{}, o engine.CallOptions) error {
 	k.began = k.client.now()
 	if end, ok := ctx.Deadline(); ok {
 		o.Deadline = max(1, k.client.instant(end))
 	}
 	o.NoRetry = k.quiet
 	d := k.ep.Begin(&k.engine, k.began, o)
+	if d.Queued {
+		k.note(d)
+		var gone error
+		if d, gone = k.queue(ctx, cancelled); gone != nil {
+			return gone
+		}
+	}
 	k.note(d)
 	if d.Proceed {
 		k.mark.Context, k.mark.number = ctx, 1

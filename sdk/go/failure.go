@@ -32,6 +32,8 @@ func detail(d *engine.Decision, p *engine.Policy) string {
 	switch Code(d.Code) {
 	case CodeBreaker:
 		return ruleText(d.Rule, &p.Breaker)
+	case CodeConcurrency:
+		return concurrencyText(p)
 	case CodeBudget:
 		return fmt.Sprintf("%s of calls in %s", percent(p.Budget.Ratio), engine.FormatDuration(p.Budget.Window))
 	case CodeGate:
@@ -69,6 +71,18 @@ func ruleText(r engine.Rule, p *engine.BreakerPolicy) string {
 	}
 }
 
+// concurrencyText says what a call ran into: "64 calls at once, 10 waiting".
+func concurrencyText(p *engine.Policy) string {
+	if p.Extras == nil {
+		return ""
+	}
+	c := &p.Extras.Concurrency
+	if c.Queue == 0 {
+		return plural(c.Limit, "call") + " at once"
+	}
+	return fmt.Sprintf("%s at once, %d waiting", plural(c.Limit, "call"), c.Queue)
+}
+
 // percent writes a share of millionths: 10 %, 12.5 %.
 func percent(share int64) string {
 	return strconv.FormatFloat(float64(share)/(engine.Million/100), 'f', -1, 64) + " %"
@@ -88,6 +102,8 @@ func decisive(d *engine.Decision) engine.Field {
 		default:
 			return engine.BreakerEnabled
 		}
+	case CodeConcurrency:
+		return engine.ConcurrencyLimit
 	case CodeBudget:
 		return engine.BudgetRatio
 	case CodeGate:

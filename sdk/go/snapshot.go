@@ -102,7 +102,7 @@ func (c *Client) swap(next content, now time.Time) (changed []string, turned []t
 		if ch := e.Reload(policy, overlay, c.cfg.mode.engine(), c.instant(now)); ch != nil {
 			turned = append(turned, turn{e, ch})
 		}
-		if *policy != before {
+		if !policy.Equal(&before) {
 			changed = append(changed, e.name)
 		}
 	}

@@ -113,7 +113,7 @@ func (x *exchange) start(ctx context.Context, cfg *callConfig, maxReplay int64) 
 	if x.req.Body != nil {
 		x.body = newRequestBody(x.req, x.replayLimit(o, maxReplay))
 	}
-	if err := x.begin(ctx, o); err != nil {
+	if err := x.beginOr(ctx, x.req.Cancel, o); err != nil { //nolint:staticcheck // callers may still set Cancel
 		x.body.done()
 		return err
 	}

@@ -19,7 +19,7 @@ type CallOptions struct {
 	NoRetry bool
 }
 
-// Call is one call on its way. The order is Begin, Settle, then for each retry Resume or
+// Call is one call on its way. The order is Begin (and Enter, if it was queued), Settle, then for each retry Resume or
 // Abandon, and Settle. A Call belongs to one goroutine. It obeys the policy that was in
 // force when it began, and the breaker, budget and switches of the moment.
 type Call struct {
@@ -39,15 +39,18 @@ type Call struct {
 	keyed    bool
 	safe     bool
 	single   bool
+	slot     bool // holds one of the endpoint's
+	more     *callExtras
 	decision Decision
 }
 
 type callState uint8
 
 const (
-	callEnded callState = iota
-	callSent            // an attempt is in progress
-	callWaits           // for a retry
+	callEnded  callState = iota
+	callSent             // an attempt is in progress
+	callWaits            // for a retry
+	callQueued           // for a slot
 )
 
 // Decision is what a call may do next.
@@ -56,6 +59,8 @@ type Decision struct {
 	Proceed bool
 	// Retry: wait for Wait, then ask Resume. Answer of Settle; without it the call ends.
 	Retry bool
+	// Queued: all slots are taken. Wait for Turn, then ask Enter. Answer of Begin.
+	Queued bool
 	// Observed: Code or Wait tell what would have been done, had the policy not been
 	// observed only.
 	Observed bool
@@ -188,7 +193,7 @@ func (c *Call) Resume(now Instant) *Decision {
 }
 
 // Abandon ends a call that its caller gives up, wherever it is: the permit of a retry that
-// did not start and the slot of a probe go back. After the end it does nothing, so it may
+// did not start, the slot of a probe and the place in a queue go back. After the end it does nothing, so it may
 // be deferred. The decision is never to go on.
 func (c *Call) Abandon(now Instant) *Decision {
 	c.decision = Decision{}
@@ -198,6 +203,8 @@ func (c *Call) Abandon(now Instant) *Decision {
 		c.settle(now, &Outcome{Kind: OutcomeCancelled})
 	case callWaits:
 		c.abandon(now)
+	case callQueued:
+		c.quit(now)
 	case callEnded:
 	}
 	return &c.decision

@@ -33,6 +33,7 @@ func Compile(e Effective) Policy {
 		Idempotency: compileIdempotency(c),
 		Budget:      compileBudget(c),
 		Breaker:     compileBreaker(c),
+		Extras:      compileExtras(c),
 	}
 	p.Backoff.Base = min(p.Backoff.Base, p.Backoff.Max)
 	return p

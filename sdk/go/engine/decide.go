@@ -9,15 +9,38 @@ func (c *Call) begin(now Instant) {
 	defer e.mu.Unlock()
 	now = e.tick(now)
 	eff := e.effects(now)
-	*d = c.admit(now, &eff, true)
+	*d = Decision{}
+	switch {
+	case c.place(d):
+		c.first(now, &eff)
+	case !d.Queued:
+		c.refuse()
+	}
+	d.Breaker = e.leave(now, &eff)
+}
+
+// first decides on the first attempt of a call that may run.
+func (c *Call) first(now Instant, eff *Effects) {
+	e, d := c.e, &c.decision
+	observed := *d // by the limit of calls at once
+	*d = c.admit(now, eff, true)
 	if d.Proceed {
 		e.counters.calls++
 		e.budget.add(1, 0)
+		c.state = callSent
 	} else {
-		e.counters.rejected++
-		c.state = callEnded
+		c.refuse()
 	}
-	d.Breaker = e.leave(now, &eff)
+	if observed.Observed && d.Proceed {
+		d.Code, d.Observed = observed.Code, true
+	}
+}
+
+// refuse ends a call before its first attempt.
+func (c *Call) refuse() {
+	c.e.counters.rejected++
+	c.state = callEnded
+	c.leaveSlot()
 }
 
 // admit asks the kill switches and the breaker about an attempt. What an observed policy
@@ -211,6 +234,7 @@ func (e *Endpoint) breakerShut(eff *Effects) bool {
 func (c *Call) end(class Class) {
 	e := c.e
 	c.state = callEnded
+	c.leaveSlot()
 	switch class {
 	case Success, Refused:
 		if c.attempts > 1 {

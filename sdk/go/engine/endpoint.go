@@ -54,6 +54,7 @@ type Endpoint struct {
 	budget   budget
 	gate     gate
 	breaker  breaker
+	more     *extras // nil until the policy needs it
 }
 
 // cell counts calls that began (low half) and that succeeded at once (high half) since it
@@ -163,6 +164,7 @@ func (e *Endpoint) Reload(p *Policy, o Overlay, m Mode, now Instant) *BreakerCha
 	e.budget.fit(&p.Budget, eff.Factor, now)
 	e.gate.fit(&p.Budget.SuccessGate, now)
 	e.breaker.fit(&old.Breaker, &p.Breaker, now)
+	e.fitExtras(p)
 	e.tick(now)
 	return e.leave(now, &eff)
 }
@@ -248,6 +250,9 @@ func (e *Endpoint) rearm(now Instant, eff *Effects) {
 	}
 	if e.observes() {
 		shut = shutter{}
+	}
+	if p.Extras.locks() {
+		fast, shut = math.MinInt64, shutter{}
 	}
 	slow := int64(math.MaxInt64)
 	if p.Breaker.Enabled && p.Breaker.Slow.Enabled {

@@ -82,10 +82,10 @@ func buildFieldSpecs() (t [numFields]FieldSpec) {
 	t[HedgingAfter] = text("hedging.after", "Wait before the extra send: a duration or p95.").def(Text("p95")).later()
 	t[HedgingMax] = integer("hedging.max", 1, 1, 2, "Extra sends; they count against the budget.").later()
 
-	t[ConcurrencyEnabled] = flag("concurrency.enabled", false, "Bound the calls at once; on when the block is set.").later()
-	t[ConcurrencyLimit] = integer("concurrency.limit", 64, 1, 100_000, "Calls at once on one instance.").later()
-	t[ConcurrencyQueue] = integer("concurrency.queue", 0, 0, 100_000, "Callers that may wait.").later()
-	t[ConcurrencyWhenFull] = enum("concurrency.whenFull", "reject", []string{"reject", "wait"}, "What happens to a call above the limit.").later()
+	t[ConcurrencyEnabled] = flag("concurrency.enabled", false, "Bound the calls at once; on when the block is set.")
+	t[ConcurrencyLimit] = integer("concurrency.limit", 64, 1, 100_000, "Calls at once on one instance; a call keeps its slot to its end, waits between attempts included.")
+	t[ConcurrencyQueue] = integer("concurrency.queue", 0, 0, 100_000, "Callers that may wait, first come first served, when whenFull is wait.")
+	t[ConcurrencyWhenFull] = enum("concurrency.whenFull", "reject", []string{"reject", "wait"}, "What happens to a call above the limit.")
 
 	t[FallbackMode] = enum("fallback.mode", "none", []string{"none", "cached", "static", "fail-fast"}, "Fallback that code with one is told to use.").later()
 	t[FallbackCachedMaxAge] = duration("fallback.cached.maxAge", 5*time.Minute, time.Second, 720*time.Hour, "Oldest kept value that may be used.").later()

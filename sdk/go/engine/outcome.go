@@ -105,16 +105,17 @@ type Code string
 
 // Codes of decisions.
 const (
-	CodeBreaker    Code = "breaker_open"
-	CodeAttempts   Code = "attempts_exhausted"
-	CodeDisabled   Code = "retries_disabled"
-	CodeNotSafe    Code = "not_idempotent"
-	CodeBody       Code = "body_not_replayable"
-	CodeGate       Code = "success_gate_closed"
-	CodeBudget     Code = "budget_exhausted"
-	CodeRetryAfter Code = "retry_after_too_long"
-	CodeDeadline   Code = "deadline_exceeded"
-	CodeConflict   Code = "idempotency_conflict"
+	CodeConcurrency Code = "concurrency_limited"
+	CodeBreaker     Code = "breaker_open"
+	CodeAttempts    Code = "attempts_exhausted"
+	CodeDisabled    Code = "retries_disabled"
+	CodeNotSafe     Code = "not_idempotent"
+	CodeBody        Code = "body_not_replayable"
+	CodeGate        Code = "success_gate_closed"
+	CodeBudget      Code = "budget_exhausted"
+	CodeRetryAfter  Code = "retry_after_too_long"
+	CodeDeadline    Code = "deadline_exceeded"
+	CodeConflict    Code = "idempotency_conflict"
 )
 
 // reason is the index of a code in Codes, plus one; 0 is none.
@@ -122,6 +123,7 @@ type reason uint8
 
 const (
 	none reason = iota
+	byConcurrency
 	byBreaker
 	byAttempts
 	bySwitch
@@ -140,7 +142,7 @@ func Codes() []Code { return append([]Code(nil), codes[1:]...) }
 
 //nolint:gochecknoglobals // a table
 var codes = [numReasons]Code{
-	"", CodeBreaker, CodeAttempts, CodeDisabled, CodeNotSafe, CodeBody, CodeGate, CodeBudget,
+	"", CodeConcurrency, CodeBreaker, CodeAttempts, CodeDisabled, CodeNotSafe, CodeBody, CodeGate, CodeBudget,
 	CodeRetryAfter, CodeDeadline, CodeConflict,
 }
 

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Policy is an effective policy compiled for the hot path. It is immutable and comparable:
-// two policies that are == decide alike. Durations are durations, shares and decimals are
+// Policy is an effective policy compiled for the hot path. It is immutable; policies that
+// are Equal decide alike. Durations are durations, shares and decimals are
 // fixed point in millionths.
 type Policy struct {
 	Observe     bool
@@ -21,6 +21,7 @@ type Policy struct {
 	Idempotency IdempotencyPolicy
 	Budget      BudgetPolicy
 	Breaker     BreakerPolicy
+	Extras      *Extras // nil: all of them are off
 }
 
 // Jitter is the randomness of a wait.
@@ -133,9 +134,9 @@ func methodBit(method string) uint16 {
 // KeyPolicy rules idempotency keys.
 type KeyPolicy struct {
 	Enabled    bool // a key makes a call repeatable
-	Header     string
 	Auto       bool // make a key when the caller gives none
 	Quoted     bool // as a structured-field string
+	Header     string
 	Remembered time.Duration
 }
 

@@ -55,6 +55,7 @@ type scriptStep struct {
 	Pushback   *string
 	NotSent    bool
 	BodyLost   bool
+	Enter      string
 	Resume     string
 	Abandon    string
 
@@ -202,6 +203,8 @@ func (r *scriptRun) step(at engine.Instant, s *scriptStep) []string {
 			}
 			return c.Settle(at, o)
 		})
+	case s.Enter != "":
+		return r.each(s.Enter, s.First, func(c *engine.Call) *engine.Decision { return c.Enter(at) })
 	case s.Resume != "":
 		return r.each(s.Resume, s.First, func(c *engine.Call) *engine.Decision { return c.Resume(at) })
 	case s.Abandon != "":
@@ -241,7 +244,7 @@ func (r *scriptRun) begin(at engine.Instant, s *scriptStep) []string {
 	for range max(s.Times, 1) {
 		c := new(engine.Call)
 		d := r.e.Begin(c, at, o)
-		if d.Proceed {
+		if d.Proceed || d.Queued {
 			r.calls[s.Begin] = append(r.calls[s.Begin], c)
 		}
 		told = append(told, say(d))
@@ -311,6 +314,8 @@ func (r *scriptRun) outcome(s *scriptStep) engine.Outcome {
 func say(d *engine.Decision) string {
 	said := "end"
 	switch {
+	case d.Queued:
+		said = "queued"
 	case d.Retry:
 		said = "retry " + d.Wait.String()
 	case d.Observed && d.Code == "":
@@ -363,6 +368,7 @@ func (r *scriptRun) stats(at engine.Instant, step *scriptStep) {
 		"admitted": s.Breaker.Admitted, "probes": s.Breaker.Probes, "succeeded": s.Breaker.Succeeded, "needed": s.Breaker.Needed,
 		"allowed": s.Budget.Allowed, "used": s.Budget.Used, "left": s.Budget.Left,
 		"tokens": s.Budget.Tokens, "capacity": s.Budget.Capacity,
+		"running": s.Concurrency.Running, "waiting": s.Concurrency.Waiting,
 		"gateKnown": s.Budget.Known, "gateSucceeded": s.Budget.Succeeded, "gateOpen": s.Budget.GateOpen,
 	}
 	for key, want := range step.Stats {

@@ -19,6 +19,8 @@ type Stats struct {
 
 	Breaker BreakerStatus
 	Budget  BudgetStatus
+	// Concurrency is of calls under a limit.
+	Concurrency ConcurrencyStatus
 	// Change is set when the reported state of the breaker changed unseen, by time alone.
 	Change *BreakerChange
 
@@ -93,8 +95,9 @@ func (e *Endpoint) Stats(now Instant) Stats {
 		Cancelled: c.cancelled, Rejected: c.rejected + refused,
 		Retries: c.retries, FirstFailed: c.firstFailed, RetriesFailed: c.retriesFailed,
 		Observed: c.observed, suppressed: c.suppressed,
-		Breaker: e.breakerStatus(p, &eff, now),
-		Budget:  e.budgetStatus(p, &eff),
+		Breaker:     e.breakerStatus(p, &eff, now),
+		Budget:      e.budgetStatus(p, &eff),
+		Concurrency: e.concurrencyStatus(p),
 	}
 	s.Change = e.leave(now, &eff)
 	return s

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// Extras are the parts of a policy that most endpoints leave off. A policy that uses none
+// of them has none, so that it stays small.
+type Extras struct {
+	Concurrency ConcurrencyPolicy
+}
+
+// Equal reports whether two policies decide alike.
+func (p *Policy) Equal(q *Policy) bool {
+	a, b := *p, *q
+	if a.Extras != nil && b.Extras != nil && *a.Extras == *b.Extras {
+		a.Extras = b.Extras
+	}
+	return a == b
+}
+
+// locks reports whether calls have to be counted one by one, under the lock.
+func (x *Extras) locks() bool { return x != nil && x.Concurrency.Enabled }
+
+func compileExtras(c compiler) *Extras {
+	x := Extras{Concurrency: compileConcurrency(c)}
+	if x == (Extras{}) {
+		return nil
+	}
+	return &x
+}
+
+// extras is the state that the Extras of a policy need, made at their first use. Guarded by
+// Endpoint.mu.
+type extras struct {
+	limiter limiter
+}
+
+func (e *Endpoint) extra() *extras {
+	if e.more == nil {
+		e.more = &extras{}
+	}
+	return e.more
+}
+
+// fitExtras makes the state that of p.
+func (e *Endpoint) fitExtras(p *Policy) {
+	if e.more != nil {
+		e.more.limiter.grant(e.room(p))
+	}
+}
+
+// callExtras is what a call holds of an endpoint's extras beside its slot.
+type callExtras struct {
+	ticket *ticket // its place in the queue
+}
