@@ -132,7 +132,7 @@ func (k *call) beginOr(ctx context.Context, cancelled <-chan struct{}, o engine.
 		return nil
 	}
 	k.end(Code(d.Code))
-	e := k.failure(d, nil)
+	e := k.failure(d, nil, k.began)
 	k.client.gaveUp(ctx, e)
 	return e
 }
@@ -179,7 +179,7 @@ func (k *call) stop(ctx context.Context, d *engine.Decision, last error) error {
 	if code == "" {
 		return nil
 	}
-	e := k.failure(d, last)
+	e := k.failure(d, last, k.client.now())
 	k.client.gaveUp(ctx, e)
 	if code == CodeNotSafe && !k.ep.toldUnsafe.Swap(true) {
 		k.client.cfg.logger.Info("a failed call is not repeated: it is not idempotent", "endpoint", k.ep.name)

@@ -25,7 +25,7 @@ type endpoint struct {
 
 	toldUnsafe atomic.Bool // that failed calls are not repeated
 
-	// guarded by Client.mu
+	// guarded by Client.mu; the scope of one that is not unmatched never changes
 	scope    engine.Scope
 	reported totals // what reports have told
 

@@ -57,8 +57,7 @@ type Error struct {
 	Switch   *Switch       // set when a kill switch decided
 	Err      error         // last upstream error, if any
 
-	at     time.Time // of the decision
-	detail string    // what the code alone does not say
+	why why
 }
 
 // Error returns one line: the endpoint, the code with its reason, and the last failure.
@@ -79,36 +78,37 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) reason(b *strings.Builder) {
+	detail := e.why.detail(e.Code)
 	switch e.Code {
 	case CodeAttempts:
 		fmt.Fprintf(b, " after %s in %s", plural(e.Attempts, "attempt"), short(e.Elapsed))
 	case CodeDeadline:
 		fmt.Fprintf(b, " after %s in %s", plural(e.Attempts, "attempt"), short(e.Elapsed))
-		if e.detail != "" {
-			fmt.Fprintf(b, " (%s)", e.detail)
+		if detail != "" {
+			fmt.Fprintf(b, " (%s)", detail)
 		}
 	case CodeBreaker:
 		e.bySwitch(b)
-		if wait := e.RetryAt.Sub(e.at); !e.RetryAt.IsZero() && !e.at.IsZero() && e.Switch == nil {
-			fmt.Fprintf(b, ", next probe in %s", short(max(wait, 0)))
+		if !e.RetryAt.IsZero() && e.why.policy != nil && e.Switch == nil {
+			fmt.Fprintf(b, ", next probe in %s", short(max(e.why.wait, 0)))
 		}
-		if e.detail != "" {
-			fmt.Fprintf(b, " (%s)", e.detail)
+		if detail != "" {
+			fmt.Fprintf(b, " (%s)", detail)
 		}
 	case CodeSwitch:
 		e.bySwitch(b)
 	case CodeBudget, CodeGate:
-		if e.detail != "" {
-			fmt.Fprintf(b, " (%s)", e.detail)
+		if detail != "" {
+			fmt.Fprintf(b, " (%s)", detail)
 		}
 		if e.Switch != nil {
 			b.WriteString(", tightened")
 			e.bySwitch(b)
 		}
 	default:
-		if e.detail != "" {
+		if detail != "" {
 			b.WriteString(": ")
-			b.WriteString(e.detail)
+			b.WriteString(detail)
 		}
 	}
 }

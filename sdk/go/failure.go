@@ -10,14 +10,13 @@ import (
 	"github.com/policyd/policyd/sdk/go/engine"
 )
 
-// failure describes decision d, after which the call makes no further attempt.
-func (k *call) failure(d *engine.Decision, last error) *Error {
-	now := k.client.now()
-	p := k.ep.Policy()
+// failure describes decision d of now, after which the call makes no further attempt. It
+// writes no text: under a storm, most errors are never read.
+func (k *call) failure(d *engine.Decision, last error, now engine.Instant) *Error {
 	e := &Error{
 		Endpoint: k.ep.name, Code: Code(d.Code), Attempts: k.sends(), Elapsed: now.Sub(k.began),
 		RetryAt: k.client.wall(d.RetryAt), Revision: k.revision, Err: last,
-		at: k.client.origin.Add(time.Duration(now)).Round(0), detail: detail(d, p),
+		why: why{policy: k.ep.Policy(), rule: d.Rule, asked: d.Asked, wait: d.RetryAt.Sub(now)},
 	}
 	if d.By != nil {
 		s := shown(d.By)
@@ -27,11 +26,24 @@ func (k *call) failure(d *engine.Decision, last error) *Error {
 	return e
 }
 
+// why is what the text of an Error is made of beside its exported fields.
+type why struct {
+	text   string         // instead of what follows from the policy
+	policy *engine.Policy // nil for an Error that was not made here
+	rule   engine.Rule
+	asked  time.Duration // by the server
+	wait   time.Duration // until RetryAt, if that is set
+}
+
 // detail says what the code alone does not.
-func detail(d *engine.Decision, p *engine.Policy) string {
-	switch Code(d.Code) {
+func (w *why) detail(code Code) string {
+	p := w.policy
+	if w.text != "" || p == nil {
+		return w.text
+	}
+	switch code {
 	case CodeBreaker:
-		return ruleText(d.Rule, &p.Breaker)
+		return ruleText(w.rule, &p.Breaker)
 	case CodeConcurrency:
 		return concurrencyText(p)
 	case CodeBudget:
@@ -40,10 +52,10 @@ func detail(d *engine.Decision, p *engine.Policy) string {
 		g := &p.Budget.SuccessGate
 		return fmt.Sprintf("under %s of the last %d calls succeeded", percent(g.MinSuccessRate), g.Window)
 	case CodeRetryAfter:
-		if d.Asked <= p.RetryAfter.Max {
+		if w.asked <= p.RetryAfter.Max {
 			return "server asks for no retry"
 		}
-		return fmt.Sprintf("server asks %s, limit %s", d.Asked, p.RetryAfter.Max)
+		return fmt.Sprintf("server asks %s, limit %s", w.asked, p.RetryAfter.Max)
 	case CodeNotSafe:
 		return "set an Idempotency-Key or policyd.Idempotent(true)"
 	case CodeBody:
@@ -138,13 +150,14 @@ func (c *Client) decider(ep *endpoint, d *engine.Decision) string {
 	return engine.BuiltIn
 }
 
-// scopeNow returns whose policies the calls of ep obey. It takes no lock.
+// scopeNow returns whose policies the calls of ep obey. It takes no lock: the scope of an
+// endpoint with a name of its own never changes.
 func (c *Client) scopeNow(ep *endpoint, s *snapshot) engine.Scope {
+	if !ep.unmatched {
+		return ep.scope
+	}
 	if scope, err := engine.ParseScope(ep.name); err == nil && scope.Level() >= engine.LevelService {
 		return scope
 	}
-	if ep.unmatched {
-		return s.matcher.HTTP("", ep.name, noPath).Scope
-	}
-	return c.scopeOf(ep.name)
+	return s.matcher.HTTP("", ep.name, noPath).Scope
 }

@@ -139,7 +139,7 @@ func (x *rpc) Settle(r seam.Result) (bool, error) {
 	}
 	var e *Error
 	if r.Lost && errors.As(err, &e) && e.Code == CodeBody {
-		e.detail = "more was sent than is kept for a repeat"
+		e.why.text = "more was sent than is kept for a repeat"
 	}
 	return false, err
 }
