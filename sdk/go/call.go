@@ -198,7 +198,7 @@ func (k *call) panicked() {
 // after settles an attempt and, when there is to be another one, waits until it may go
 // out. Otherwise the call is over: err is nil if the result of the attempt is the result
 // of the call. prepare, if any, readies the next attempt; it is called at the last moment.
-func (k *call) after(ctx context.Context, cancelled <-chan struct{}, s *sent, o engine.Outcome, prepare func() error) (again bool, err error) {
+func (k *call) after(ctx context.Context, cancelled <-chan struct{}, s *sent, o engine.Outcome, prepare func(context.Context) error) (again bool, err error) {
 	if s.err != nil && ctx.Err() != nil {
 		k.settle(engine.Outcome{Kind: engine.OutcomeCancelled})
 		return false, k.left(ctx, s.err)
@@ -253,7 +253,7 @@ const (
 
 // wait sleeps until the retry of decision d may go out. It ends early when ctx or cancelled
 // does, and when a kill switch turns against the retry. If there is to be none, d says why.
-func (k *call) wait(ctx context.Context, cancelled <-chan struct{}, d *engine.Decision, prepare func() error) rest {
+func (k *call) wait(ctx context.Context, cancelled <-chan struct{}, d *engine.Decision, prepare func(context.Context) error) rest {
 	began := k.client.now()
 	defer func() { k.waited += k.client.now().Sub(began) }()
 	timer := time.NewTimer(d.Wait)
@@ -269,8 +269,11 @@ func (k *call) wait(ctx context.Context, cancelled <-chan struct{}, d *engine.De
 		case <-changed:
 			continue
 		case <-timer.C:
-			if prepare != nil && prepare() != nil {
+			if prepare != nil && prepare(ctx) != nil {
 				k.note(k.engine.Abandon(k.client.now()))
+				if ctx.Err() != nil {
+					return restGone
+				}
 				*d = engine.Decision{Code: engine.CodeBody}
 				return restStopped
 			}

@@ -116,8 +116,8 @@ func (c *Client) pollFile(now time.Time) {
 	case err != nil:
 		if c.file.failure != err.Error() {
 			c.file.failure = err.Error()
-			c.cfg.logger.Warn("policy file not taken up; the last good content stays", "error", err)
 			c.link.update(func(s *Status) { s.LastErr = err })
+			c.cfg.logger.Warn("policy file not taken up; the last good content stays", "error", err)
 			if !errors.Is(err, fs.ErrNotExist) {
 				c.policyChanged(PolicyEvent{Revision: c.revision(), Err: err})
 			}

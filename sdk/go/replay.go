@@ -3,6 +3,7 @@
 package policyd
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -13,8 +14,9 @@ import (
 // defaultMaxReplay is how much of a request body is kept in memory for a repeat.
 const defaultMaxReplay = 1 << 20
 
-// takeoverWait is how long a repeat waits for the reader of the attempt before it.
-const takeoverWait = 100 * time.Millisecond
+// takeoverWait is how long a repeat waits for the reader of the attempt before it: one that
+// is in the middle of a read, on a busy machine, is not one that is stuck.
+const takeoverWait = time.Second
 
 // errBodyTaken is what an attempt that is over reads from the body.
 var errBodyTaken = errors.New("policyd: request body belongs to a later attempt")
@@ -56,7 +58,7 @@ func (b *requestBody) first() io.ReadCloser {
 		return nil
 	}
 	if b.keep != nil {
-		r, _ := b.keep.next()
+		r, _ := b.keep.next(context.Background()) // nobody is before it
 		return r
 	}
 	b.passed = true
@@ -65,11 +67,11 @@ func (b *requestBody) first() io.ReadCloser {
 
 // prepare readies the body for a further attempt. It fails with errBodyTaken or GetBody's
 // error when there is none.
-func (b *requestBody) prepare() (err error) {
+func (b *requestBody) prepare(ctx context.Context) (err error) {
 	switch {
 	case b == nil:
 	case b.keep != nil:
-		if r, ok := b.keep.next(); ok {
+		if r, ok := b.keep.next(ctx); ok {
 			b.coming = r
 			return nil
 		}
@@ -134,7 +136,7 @@ func (k *keptBody) replayable() bool {
 
 // next takes the body over from the attempt before. It fails if that one is still waiting
 // for bytes, or if bytes are lost.
-func (k *keptBody) next() (io.ReadCloser, bool) {
+func (k *keptBody) next(ctx context.Context) (io.ReadCloser, bool) {
 	select {
 	case k.reading <- struct{}{}:
 	default:
@@ -143,6 +145,8 @@ func (k *keptBody) next() (io.ReadCloser, bool) {
 		select {
 		case k.reading <- struct{}{}:
 		case <-timer.C:
+			return nil, false
+		case <-ctx.Done():
 			return nil, false
 		}
 	}

@@ -4,6 +4,7 @@ package policyd
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // onceBody is a body that can be read once and counts how often it is closed.
@@ -56,7 +58,7 @@ func read(t *testing.T, r io.ReadCloser) string {
 }
 
 func nextBody(b *requestBody) (io.ReadCloser, error) {
-	if err := b.prepare(); err != nil {
+	if err := b.prepare(context.Background()); err != nil {
 		return nil, err
 	}
 	return b.next(), nil
@@ -169,6 +171,12 @@ func TestBody_that_is_still_being_read_is_not_taken_over(t *testing.T) {
 		synctest.Wait()
 		if _, err := nextBody(body); !errors.Is(err, errBodyTaken) {
 			t.Fatalf("next: %v", err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		began := time.Now()
+		time.AfterFunc(time.Millisecond, cancel)
+		if err := body.prepare(ctx); err == nil || time.Since(began) != time.Millisecond {
+			t.Fatalf("a caller that left had to wait for %s: %v", time.Since(began), err)
 		}
 		body.done()
 		_ = first.Close() // unblocks the reader
