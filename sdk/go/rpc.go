@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/policyd/policyd/sdk/go/engine"
@@ -63,10 +64,10 @@ func (x *rpc) Begin() error {
 		o.Idempotent = x.config.repeat == repeatYes
 	}
 	if x.config == nil || x.config.repeat == repeatByRule {
-		o.Idempotent = p.Idempotency.Repeats(http.MethodPost) || x.method.Repeats()
+		o.Idempotent = p.Idempotency.Repeats(http.MethodPost) || x.method.Repeats(x.method.Name)
 	}
 	if keys := &p.Idempotency.Key; option != "" || keys.Enabled {
-		if set := x.method.KeyHeader(keyHeader(keys)); set != "" {
+		if set := x.given(keyHeader(keys)); set != "" {
 			x.key = unquoteKey(set)
 		} else if x.key = option; x.key == "" && keys.Auto && !o.Idempotent {
 			x.key = newKey()
@@ -85,10 +86,19 @@ func keyHeader(p *engine.KeyPolicy) string {
 	return strings.ToLower(cmp.Or(p.Header, defaultKeyHeader))
 }
 
+// given is metadata that the caller has set, "" for none.
+func (x *rpc) given(name string) string {
+	md, _ := metadata.FromOutgoingContext(x.ctx)
+	if values := md.Get(name); len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
 // setKey has a key sent, unless the caller has set one.
 func (x *rpc) setKey(key string, p *engine.KeyPolicy) {
 	name := keyHeader(p)
-	if key == "" || x.method.KeyHeader(name) != "" {
+	if key == "" || x.given(name) != "" {
 		return
 	}
 	x.keyName, x.keyText = name, key
@@ -111,17 +121,14 @@ func (x *rpc) Open(stream bool) seam.Attempt {
 		x.sent.limit = x.cutShort(overall)
 		x.attempt.Context, x.sent.cancel = context.WithTimeoutCause(x.ctx, d, x.sent.limit)
 	}
-	return seam.Attempt{
+	a := seam.Attempt{
 		Context: x.attempt, Number: x.attempt.number, Header: x.keyName, Key: x.keyText,
 		Replay: !x.quiet && !x.passive && x.attempt.number < x.tries,
 	}
-}
-
-// Arrived lifts the time limit of a stream whose answer has begun.
-func (x *rpc) Arrived() {
 	if x.sent.timer != nil {
-		x.sent.timer.Stop()
+		a.Arrived = x.sent.timer.Stop
 	}
+	return a
 }
 
 // Settle takes the end of the attempt in progress.

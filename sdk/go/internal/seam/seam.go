@@ -56,10 +56,10 @@ type Control interface {
 
 // Method is what a gRPC call calls.
 type Method struct {
-	Name      string // full: /package.Service/Method
-	Host      string // of the target, perhaps with a port
-	Repeats   func() bool
-	KeyHeader func(name string) string // the value that the caller set, "" for none
+	Name string // full: /package.Service/Method
+	Host string // of the target, perhaps with a port
+	// Repeats reports whether a method is declared safe to repeat.
+	Repeats func(name string) bool
 }
 
 // Call is one gRPC call on its way under the policy of its endpoint. One goroutine at a
@@ -68,10 +68,8 @@ type Call interface {
 	// Begin asks for the first attempt; the error says why it is refused.
 	Begin() error
 	// Open readies the attempt in progress. Its time limit is a deadline of its context
-	// or, for a stream, cancels it unless the answer has begun.
+	// or, for a stream, cancels it unless the answer has arrived.
 	Open(stream bool) Attempt
-	// Arrived says that the answer to a stream has begun.
-	Arrived()
 	// Settle takes the end of the attempt in progress and, when there is to be another one,
 	// waits until it may go out. Otherwise the call is over and err its result.
 	Settle(r Result) (again bool, err error)
@@ -86,6 +84,8 @@ type Attempt struct {
 	Number  int
 	// Header and Key: metadata to be added, "" for none.
 	Header, Key string
+	// Arrived lifts the time limit of a stream; nil without one. Concurrent.
+	Arrived func() bool
 	// Replay: another attempt may follow, so that what is sent is to be kept.
 	Replay bool
 }
