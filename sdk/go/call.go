@@ -133,6 +133,7 @@ func (k *call) beginOr(ctx context.Context, cancelled <-chan struct{}, o engine.
 	}
 	k.end(Code(d.Code))
 	e := k.failure(d, nil, k.began)
+	k.client.recent.note(e, 0, false, k.client.wall(k.began))
 	k.client.gaveUp(ctx, e)
 	return e
 }
@@ -172,14 +173,20 @@ func (k *call) sends() int {
 // when the policy did not change the outcome.
 func (k *call) stop(ctx context.Context, d *engine.Decision, last error) error {
 	code := Code(d.Code)
-	if d.Observed || k.quiet {
+	if k.quiet {
+		code = ""
+	}
+	now := k.client.now()
+	if d.Observed && code != "" {
+		k.client.recent.note(k.failure(d, nil, now), statusOf(last), true, k.client.wall(now))
 		code = ""
 	}
 	k.end(code)
 	if code == "" {
 		return nil
 	}
-	e := k.failure(d, last, k.client.now())
+	e := k.failure(d, last, now)
+	k.client.recent.note(e, statusOf(last), false, k.client.wall(now))
 	k.client.gaveUp(ctx, e)
 	if code == CodeNotSafe && !k.ep.toldUnsafe.Swap(true) {
 		k.client.cfg.logger.Info("a failed call is not repeated: it is not idempotent", "endpoint", k.ep.name)

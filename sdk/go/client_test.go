@@ -394,7 +394,7 @@ func TestO_SE_08_expired_token_is_seen_and_a_new_one_taken_up(t *testing.T) {
 		if st.State != policyd.StateStale || status.Code(st.LastErr) != codes.Unauthenticated || maxAttempts(c, "shop/x") != 4 {
 			t.Fatalf("status %+v", st)
 		}
-		if n := log.count("WARN policyd refused the token; retrying every 30s"); n != 1 {
+		if n := log.count("WARN policyd refused the token; retrying every 30s", "file="+path); n != 1 {
 			t.Fatalf("%d lines of it, want 1:\n%s", n, log)
 		}
 		write("second")

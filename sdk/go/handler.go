@@ -21,9 +21,9 @@ import (
 
 // Handler serves a page for people, or JSON with Accept: application/json or ?format=json,
 // at any path it is mounted on (for example /debug/policyz): status, kill switches,
-// breakers, budgets and counts, and with ?endpoint=NAME its effective policy. It shows host
-// and endpoint names, so mount it where only operators get; it shows no token. GET and HEAD
-// only.
+// breakers, budgets and counts, the last decisions, and with ?endpoint=NAME its effective
+// policy. It shows host and endpoint names, so mount it where only operators get; it shows
+// no token. GET and HEAD only.
 func (c *Client) Handler() http.Handler {
 	policy := contentSecurityPolicy()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -78,6 +78,7 @@ type page struct {
 	Status    pageStatus     `json:"status"`
 	Endpoints []pageEndpoint `json:"endpoints"`
 	Omitted   int            `json:"omitted_endpoints,omitempty"`
+	Decisions []pageDecision `json:"last_decisions"`
 	Effective *pageEffective `json:"effective,omitempty"`
 }
 
@@ -120,6 +121,17 @@ type pageEndpoint struct {
 	Suppressed map[string]uint64 `json:"suppressed,omitempty"`
 }
 
+// pageDecision is a call that was refused or not repeated.
+type pageDecision struct {
+	At       time.Time `json:"at"`
+	Endpoint string    `json:"endpoint"`
+	Code     Code      `json:"code"`
+	Attempts int       `json:"attempts"`
+	Status   int       `json:"status,omitempty"` // of the last answer
+	Observed bool      `json:"observed,omitempty"`
+	Text     string    `json:"text"`
+}
+
 type pageEffective struct {
 	Endpoint string      `json:"endpoint"`
 	Revision int64       `json:"revision"`
@@ -157,6 +169,13 @@ func (c *Client) page(endpoint string, now time.Time) page {
 		p.Status.Switches = append(p.Status.Switches, pageSwitch(sw))
 	}
 	p.Endpoints, p.Omitted = c.pageEndpoints(now)
+	p.Decisions = []pageDecision{}
+	for _, d := range c.recent.list() {
+		p.Decisions = append(p.Decisions, pageDecision{
+			At: d.at, Endpoint: d.err.Endpoint, Code: d.err.Code, Attempts: d.err.Attempts, Status: d.status,
+			Observed: d.observed, Text: d.err.Error(),
+		})
+	}
 	if endpoint != "" {
 		p.Effective = pageEffectiveOf(c.Effective(clipName(endpoint)))
 	}
@@ -273,5 +292,9 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{ //
 <td class="n">{{.BudgetLeft}}</td><td class="n">{{.Calls}}</td><td class="n">{{.Attempts}}</td><td class="n">{{.Rescued}}</td><td class="n">{{.Failed}}</td><td class="n">{{.Rejected}}</td>
 <td>{{range $code, $n := .Suppressed}}{{$code}} {{$n}} {{end}}</td></tr>
 {{end}}</table>{{with .Omitted}}<p>{{.}} more with fewer calls.</p>{{end}}{{else}}<p>No call yet.</p>{{end}}
+<h2>Last decisions</h2>
+{{if .Decisions}}<table><tr><th>At</th><th>Decision</th><th>Last answer</th></tr>
+{{range .Decisions}}<tr><td>{{at .At}}</td><td>{{.Text}}{{if .Observed}} (observed only){{end}}</td><td>{{with .Status}}{{.}}{{end}}</td></tr>
+{{end}}</table>{{else}}<p>No call was refused or left without a retry.</p>{{end}}
 </body></html>
 `))

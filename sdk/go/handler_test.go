@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	policyd "github.com/policyd/policyd/sdk/go"
+	"github.com/policyd/policyd/sdk/go/engine"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
@@ -108,4 +109,45 @@ func TestHandler_guards_its_page(t *testing.T) {
 	if w.Code != http.StatusMethodNotAllowed || w.Header().Get("Allow") != "GET, HEAD" {
 		t.Errorf("POST: %d %v", w.Code, w.Header())
 	}
+}
+
+func TestHandler_shows_the_last_decisions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type line struct {
+			Endpoint, Code, Text string
+			Attempts, Status     int
+			Observed             bool
+		}
+		decisions := func(c *policyd.Client) []line {
+			t.Helper()
+			var page struct {
+				Decisions []line `json:"last_decisions"`
+			}
+			if err := json.Unmarshal([]byte(getPage(t, c, "/", "application/json")), &page); err != nil {
+				t.Fatal(err)
+			}
+			return page.Decisions
+		}
+		c := newClient(t, p0)
+		if got := decisions(c); len(got) != 0 || !strings.Contains(getPage(t, c, "/", "text/html"), "No call was refused") {
+			t.Fatalf("before any call: %+v", got)
+		}
+		get(t, c.Transport(statuses(503), everything))
+		put(c, p0, killSwitch(engine.ForceOpen, time.Hour))
+		for range 100 { // more than are kept
+			_, _ = c.Transport(statuses(200), everything).RoundTrip(request(t, t.Context(), http.MethodGet, nil))
+		}
+		got := decisions(c)
+		if len(got) != 50 || got[0].Code != "breaker_open" || got[0].Attempts != 0 || !strings.Contains(got[0].Text, "by ks-7f3a (INC-2481") {
+			t.Fatalf("%d decisions, the last is %+v", len(got), got[0])
+		}
+		put(c, with(p0, set{engine.Observe: engine.Bool(true), engine.MaxAttempts: engine.Int(1)}))
+		get(t, c.Transport(statuses(503), everything))
+		if got := decisions(c)[0]; !got.Observed || got.Code != "attempts_exhausted" || got.Status != 503 || got.Endpoint != ep {
+			t.Fatalf("observed: %+v", got)
+		}
+		if html := getPage(t, c, "/", "text/html"); !strings.Contains(html, "attempts_exhausted after 1 attempt in 0s (observed only)") {
+			t.Fatalf("page:\n%s", html)
+		}
+	})
 }

@@ -54,6 +54,7 @@ type Client struct {
 	remote   remote
 	disk     disk
 	switches announced
+	recent   decisions
 	life     life
 	panicked sync.Map // parts whose panic was logged
 }
@@ -128,7 +129,7 @@ func newClient(cfg config) *Client {
 	}
 	c := &Client{
 		cfg:      cfg,
-		link:     &link{log: cfg.logger, status: Status{State: first, Since: time.Now(), Source: sourceBuiltIn}},
+		link:     &link{log: cfg.logger, tokenFile: cfg.tokenFile, status: Status{State: first, Since: time.Now(), Source: sourceBuiltIn}},
 		notify:   newNotifier(cfg.logger),
 		random:   rand.Float64,
 		origin:   time.Now(),

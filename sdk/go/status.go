@@ -54,7 +54,8 @@ const (
 
 // link is what is known of the connection to policyd. Safe for concurrent use.
 type link struct {
-	log *slog.Logger
+	log       *slog.Logger
+	tokenFile string
 
 	mu     sync.Mutex
 	status Status // guarded by mu; without Switches
@@ -131,7 +132,7 @@ func (l *link) lost(addr string, err error, refused bool) {
 		l.log.Info("policyd asked to reconnect; keeping the last good policy until then", "addr", addr, "revision", after.Revision)
 	case refused:
 		if l.tell("refused") {
-			l.log.Warn("policyd refused the token; retrying every 30s", "addr", addr, "using", using, "error", err)
+			l.log.Warn("policyd refused the token; retrying every 30s", "addr", addr, "file", cmp.Or(l.tokenFile, "none"), "using", using, "error", err)
 		}
 	case before.State == StateLive || before.State == StateRejected:
 		l.tell("unreachable")

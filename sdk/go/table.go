@@ -54,9 +54,7 @@ func (t *table) find(name string) *endpoint {
 // add puts e in and returns the endpoints that had to go for it, least recently used first.
 func (t *table) add(e *endpoint) (dropped []*endpoint) {
 	if t.size >= t.limit {
-		all := t.all()
-		slices.SortFunc(all, func(a, b *endpoint) int { return cmp.Compare(a.used.Load(), b.used.Load()) })
-		dropped = all[:1+t.limit/1024]
+		dropped = t.oldest(1 + t.limit/1024)
 		for _, old := range dropped {
 			t.remove(old)
 		}
@@ -80,6 +78,17 @@ func (t *table) add(e *endpoint) (dropped []*endpoint) {
 	t.place(*t.slots.Load(), e)
 	t.size++
 	return dropped
+}
+
+// oldest returns the n endpoints that were used least recently.
+func (t *table) oldest(n int) []*endpoint {
+	all := t.all()
+	older := func(a, b *endpoint) int { return cmp.Compare(a.used.Load(), b.used.Load()) }
+	if n == 1 {
+		return []*endpoint{slices.MinFunc(all, older)}
+	}
+	slices.SortFunc(all, older)
+	return all[:n]
 }
 
 func (t *table) place(slots []slot, e *endpoint) {
