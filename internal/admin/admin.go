@@ -27,6 +27,12 @@ type Store interface {
 	Commit(ctx context.Context, tx policy.Transaction) (policy.Revision, error)
 }
 
+// Peers brings what Fleet knows of the instances of other replicas up to date.
+type Peers interface {
+	// Ask waits until each replica has answered, a second at most, and says which have not.
+	Ask(ctx context.Context) []fleet.Peer
+}
+
 // Config is what a Service needs. Store, Fleet and Logger are required.
 type Config struct {
 	Store  Store
@@ -34,6 +40,8 @@ type Config struct {
 	Logger *slog.Logger
 	// Version of policyd, shown in the status.
 	Version string
+	// Peers are the other replicas; nil: there are none.
+	Peers Peers
 	// Backlog returns how many records wait for the audit log; nil: not known.
 	Backlog func() int64
 }
@@ -42,6 +50,7 @@ type Config struct {
 type Service struct {
 	store   Store
 	fleet   *fleet.Registry
+	peers   Peers
 	log     *slog.Logger
 	version string
 	backlog func() int64
@@ -67,6 +76,7 @@ func New(cfg Config) *Service {
 	s := &Service{
 		store:   cfg.Store,
 		fleet:   cfg.Fleet,
+		peers:   cfg.Peers,
 		log:     cfg.Logger.With("component", "admin"),
 		version: cfg.Version,
 		backlog: cfg.Backlog,
@@ -74,6 +84,21 @@ func New(cfg Config) *Service {
 		recent:  make(map[policy.Revision][]engine.Scope),
 	}
 	return s
+}
+
+// ask brings what is known of other replicas' instances up to date.
+func (s *Service) ask(ctx context.Context) []fleet.Peer {
+	if s.peers == nil {
+		return nil
+	}
+	return s.peers.Ask(ctx)
+}
+
+// askAhead is ask for somebody who must not wait: what is known now has to do.
+func (s *Service) askAhead(ctx context.Context) []fleet.Peer {
+	ctx, cancel := context.WithCancel(ctx)
+	cancel()
+	return s.ask(ctx)
 }
 
 // wallClock returns the time as it is stored.

@@ -88,6 +88,7 @@ func (s *Service) Apply(ctx context.Context, who Caller, req ApplyRequest) (*App
 	if err != nil {
 		return nil, err
 	}
+	s.ask(ctx) // whom the change would reach
 	b, err := s.plan(view, req)
 	if err != nil {
 		return nil, err

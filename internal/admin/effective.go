@@ -52,7 +52,7 @@ type EffectivePolicy struct {
 }
 
 // Effective returns what applies at a scope, whether or not it has a document of its own.
-func (s *Service) Effective(_ context.Context, scope engine.Scope) (*EffectivePolicy, error) {
+func (s *Service) Effective(ctx context.Context, scope engine.Scope) (*EffectivePolicy, error) {
 	if err := checkScope(scope); err != nil {
 		return nil, err
 	}
@@ -74,7 +74,8 @@ func (s *Service) Effective(_ context.Context, scope engine.Scope) (*EffectivePo
 		out.Values = append(out.Values, v)
 	}
 	out.overlay(view, merged.Criticality, now)
-	out.Progress = s.effectiveProgress(view, out)
+	others := s.ask(ctx)
+	out.Progress = s.effectiveProgress(view, out).heard(others)
 	return out, nil
 }
 

@@ -17,6 +17,18 @@ import (
 // Progress counts the instances that a change reaches. Target is the sum of the others.
 type Progress struct {
 	Target, InForce, Behind, Rejected, Stale int
+	// Silent is how many replicas of policyd did not answer; their instances are not counted.
+	Silent int
+}
+
+// heard notes which of the other replicas answered.
+func (p Progress) heard(others []fleet.Peer) Progress {
+	for _, other := range others {
+		if other.Silent {
+			p.Silent++
+		}
+	}
+	return p
 }
 
 // Subject is what progress is asked of: a revision, or a switch.
@@ -220,7 +232,10 @@ func (s *Service) Progress(ctx context.Context, subject Subject) (ProgressReport
 	if err != nil {
 		return ProgressReport{}, err
 	}
-	return c.report(s.fleet.Instances(c.widest()), maxMissing), nil
+	others := s.askAhead(ctx) // an answer that comes later is a change
+	report := c.report(s.fleet.Instances(c.widest()), maxMissing)
+	report.Progress = report.heard(others)
+	return report, nil
 }
 
 func (s *Service) concern(ctx context.Context, subject Subject) (*concern, error) {
@@ -241,8 +256,13 @@ func (s *Service) concern(ctx context.Context, subject Subject) (*concern, error
 	return s.revisionConcern(view, subject.Revision), nil
 }
 
-// Changes of the fleet within this time make one report.
-const progressEvery = 50 * time.Millisecond
+const (
+	// Changes of the fleet within this time make one report.
+	progressEvery = 50 * time.Millisecond
+	// askAgain is how often other replicas are asked again while nothing changes: they stop
+	// telling when nobody asks.
+	askAgain = 10 * time.Second
+)
 
 // WatchProgress calls send with the progress now and after each change of it, until ctx is
 // done or stop is closed (both nil) or send fails.
@@ -264,20 +284,23 @@ func (s *Service) WatchProgress(ctx context.Context, stop <-chan struct{}, subje
 			}
 			last = report.Progress
 		}
-		if !await(ctx, stop, time.After(progressEvery)) || !await(ctx, stop, changed) {
+		if !await(ctx, stop, nil, progressEvery) || !await(ctx, stop, changed, askAgain) {
 			return nil
 		}
 	}
 }
 
-// await waits for ch and reports false when ctx or stop was first.
-func await[T any](ctx context.Context, stop <-chan struct{}, ch <-chan T) bool {
+// await waits for ch, d at most, and reports false when ctx or stop was first.
+func await(ctx context.Context, stop, ch <-chan struct{}, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false
 	case <-stop:
 		return false
 	case <-ch:
-		return true
+	case <-timer.C:
 	}
+	return true
 }

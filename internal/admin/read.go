@@ -20,7 +20,7 @@ type PolicyStatus struct {
 }
 
 // Policy returns the document at a scope.
-func (s *Service) Policy(_ context.Context, scope engine.Scope) (PolicyStatus, error) {
+func (s *Service) Policy(ctx context.Context, scope engine.Scope) (PolicyStatus, error) {
 	if err := checkScope(scope); err != nil {
 		return PolicyStatus{}, err
 	}
@@ -33,7 +33,8 @@ func (s *Service) Policy(_ context.Context, scope engine.Scope) (PolicyStatus, e
 		}
 		return PolicyStatus{}, err.WithHint("What applies there is inherited; see effective %s.", scope)
 	}
-	return PolicyStatus{Policy: p, Progress: s.policyProgress(p)}, nil
+	others := s.ask(ctx)
+	return PolicyStatus{Policy: p, Progress: s.policyProgress(p).heard(others)}, nil
 }
 
 // nearest returns a few scopes with policies that the caller may have meant.
@@ -51,7 +52,7 @@ func nearest(view *policy.View, scope engine.Scope) []string {
 
 // Policies lists the documents at scope and below it ("": all) that carry all of labels,
 // sorted by scope.
-func (s *Service) Policies(_ context.Context, scope engine.Scope, labels map[string]string) (policy.Revision, []PolicyStatus, error) {
+func (s *Service) Policies(ctx context.Context, scope engine.Scope, labels map[string]string) (policy.Revision, []PolicyStatus, error) {
 	if err := checkScopeFilter(scope); err != nil {
 		return 0, nil, err
 	}
@@ -63,10 +64,11 @@ func (s *Service) Policies(_ context.Context, scope engine.Scope, labels map[str
 		}
 	}
 	slices.SortFunc(found, func(a, b *policy.Policy) int { return strings.Compare(string(a.Scope), string(b.Scope)) })
+	others := s.ask(ctx)
 	counts := s.policyProgresses(found)
 	statuses := make([]PolicyStatus, len(found))
 	for i, p := range found {
-		statuses[i] = PolicyStatus{Policy: p, Progress: counts[i]}
+		statuses[i] = PolicyStatus{Policy: p, Progress: counts[i].heard(others)}
 	}
 	return view.Revision, statuses, nil
 }
@@ -115,7 +117,8 @@ func (s *Service) policyProgresses(policies []*policy.Policy) []Progress {
 }
 
 // Instance returns one instance of the fleet.
-func (s *Service) Instance(_ context.Context, id string) (fleet.Instance, error) {
+func (s *Service) Instance(ctx context.Context, id string) (fleet.Instance, error) {
+	s.ask(ctx)
 	in, ok := s.fleet.Instance(id)
 	if !ok {
 		return fleet.Instance{}, fault.New(fault.NotFound, "instance_not_found", "no instance %s is known", clip(id)).
@@ -134,16 +137,25 @@ type InstanceFilter struct {
 	NotInForce bool
 }
 
-// Instances lists instances, sorted by id.
-func (s *Service) Instances(_ context.Context, f InstanceFilter) (policy.Revision, []fleet.Instance, error) {
+// InstanceList is what a filter selects, sorted by id.
+type InstanceList struct {
+	Revision  policy.Revision
+	Instances []fleet.Instance
+	// Peers are the other replicas; the instances of those that are silent are missing.
+	Peers []fleet.Peer
+}
+
+// Instances lists instances.
+func (s *Service) Instances(ctx context.Context, f InstanceFilter) (InstanceList, error) {
 	if err := checkScopeFilter(f.Scope); err != nil {
-		return 0, nil, err
+		return InstanceList{}, err
 	}
+	others := s.ask(ctx)
 	all := s.fleet.Instances(f.Scope)
 	kept := slices.DeleteFunc(all, func(in fleet.Instance) bool {
 		return f.Service != "" && serviceOf(&in) != f.Service ||
 			f.State != "" && in.State != f.State ||
 			f.NotInForce && in.State == fleet.Live
 	})
-	return s.store.View().Revision, kept, nil
+	return InstanceList{Revision: s.store.View().Revision, Instances: kept, Peers: others}, nil
 }

@@ -378,10 +378,10 @@ func TestInstances_filters(t *testing.T) {
 	h.connect("behind", at-1, payments).Wanted(at)
 	h.connect("elsewhere", at, "media").Close()
 	ids := func(f admin.InstanceFilter) []string {
-		_, found, err := h.Instances(t.Context(), f)
+		list, err := h.Instances(t.Context(), f)
 		require.NoError(t, err)
 		all := []string{}
-		for _, in := range found {
+		for _, in := range list.Instances {
 			all = append(all, in.ID)
 		}
 		return all

@@ -26,6 +26,8 @@ type Status struct {
 	Traffic    Traffic
 	Breakers   []BreakerSummary
 	Version    string
+	// Peers are the other replicas of policyd.
+	Peers []fleet.Peer
 	// Backlog counts the records that wait for the audit log.
 	Backlog int64
 }
@@ -43,17 +45,18 @@ type BreakerSummary struct {
 }
 
 // Status returns what is going on at a scope and below it; "": everywhere.
-func (s *Service) Status(_ context.Context, scope engine.Scope) (*Status, error) {
+func (s *Service) Status(ctx context.Context, scope engine.Scope) (*Status, error) {
 	if err := checkScopeFilter(scope); err != nil {
 		return nil, err
 	}
 	if scope == "" {
 		scope = engine.Global
 	}
+	others := s.ask(ctx)
 	view, now := s.store.View(), time.Now()
 	st := &Status{
 		Revision: view.Revision, Epoch: view.Epoch, ServerTime: now,
-		StoreStale: view.Stale, StoreAsOf: view.AsOf, Version: s.version,
+		StoreStale: view.Stale, StoreAsOf: view.AsOf, Version: s.version, Peers: others,
 		Traffic: Traffic{Suppressed: make(map[string]float64)},
 	}
 	if s.backlog != nil {
@@ -66,7 +69,7 @@ func (s *Service) Status(_ context.Context, scope engine.Scope) (*Status, error)
 		}
 	}
 	slices.SortFunc(active, bySwitchEnd)
-	st.Switches = s.switchStatuses(active, now)
+	st.Switches = s.switchStatuses(active, others, now)
 	breakers := make(map[string]map[string]int)
 	for _, in := range s.fleet.Instances(scope) {
 		if in.Gone {
@@ -83,6 +86,7 @@ func (s *Service) Status(_ context.Context, scope engine.Scope) (*Status, error)
 			}
 		}
 	}
+	st.Fleet = st.Fleet.heard(others)
 	for endpoint, states := range breakers {
 		st.Breakers = append(st.Breakers, BreakerSummary{Endpoint: endpoint, States: states})
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/policyd/policyd/internal/fault"
+	"github.com/policyd/policyd/internal/fleet"
 	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/sdk/go/engine"
 )
@@ -55,6 +56,10 @@ const maxAttempts = 4
 // StartSwitch starts a kill switch. The same id with the same content again is no error.
 func (s *Service) StartSwitch(ctx context.Context, who Caller, req StartRequest) (*StartResult, error) {
 	view := s.store.View()
+	// Only a preview may wait for other replicas.
+	if req.DryRun {
+		s.ask(ctx)
+	}
 	for attempt := 1; ; attempt++ {
 		result, err := s.startOnce(ctx, who, req, view)
 		var moved *policy.ConflictError
@@ -79,7 +84,7 @@ func (s *Service) startOnce(ctx context.Context, who Caller, req StartRequest, v
 		return nil, err
 	}
 	if existing := findSwitch(view, req.ID); existing != nil {
-		return s.repeat(existing, sw, view, now)
+		return s.repeat(ctx, existing, sw, view, now)
 	}
 	if err := checkSwitchCount(view); err != nil {
 		return nil, err
@@ -97,12 +102,12 @@ func (s *Service) startOnce(ctx context.Context, who Caller, req StartRequest, v
 		stored.Revision = int64(revision)
 		sw = &stored
 	}
-	result.Status = s.switchStatus(sw, now)
+	result.Status = s.switchStatus(sw, s.askAhead(ctx), now)
 	return result, nil
 }
 
 // repeat answers a request whose id is known.
-func (s *Service) repeat(existing, wanted *policy.Switch, view *policy.View, now time.Time) (*StartResult, error) {
+func (s *Service) repeat(ctx context.Context, existing, wanted *policy.Switch, view *policy.View, now time.Time) (*StartResult, error) {
 	switch {
 	case existing.Phase != policy.PhaseActive:
 		return nil, fault.New(fault.Conflict, "switch_ended", "switch %s has ended", existing.ID).
@@ -111,7 +116,7 @@ func (s *Service) repeat(existing, wanted *policy.Switch, view *policy.View, now
 		return nil, fault.New(fault.Conflict, "switch_differs", "switch %s is active with other settings", existing.ID).
 			WithHint("Use another id, or revert %s first.", existing.ID)
 	}
-	return &StartResult{Status: s.switchStatus(existing, now), Preview: s.preview(view, existing, now), Existed: true}, nil
+	return &StartResult{Status: s.switchStatus(existing, s.askAhead(ctx), now), Preview: s.preview(view, existing, now), Existed: true}, nil
 }
 
 // sameSwitch compares what two switches do, leaving their ends aside: a repeated request
@@ -146,12 +151,12 @@ func newSwitchID(view *policy.View) string {
 }
 
 // Switch returns one kill switch, active or ended within the last day.
-func (s *Service) Switch(_ context.Context, id string) (SwitchStatus, error) {
+func (s *Service) Switch(ctx context.Context, id string) (SwitchStatus, error) {
 	sw := findSwitch(s.store.View(), id)
 	if sw == nil {
 		return SwitchStatus{}, switchNotFound(id)
 	}
-	return s.switchStatus(sw, time.Now()), nil
+	return s.switchStatus(sw, s.ask(ctx), time.Now()), nil
 }
 
 func switchNotFound(id string) error {
@@ -172,7 +177,7 @@ type SwitchFilter struct {
 }
 
 // Switches lists kill switches, those that end soonest first, ended ones last.
-func (s *Service) Switches(_ context.Context, f SwitchFilter) (policy.Revision, []SwitchStatus, error) {
+func (s *Service) Switches(ctx context.Context, f SwitchFilter) (policy.Revision, []SwitchStatus, error) {
 	if err := checkScopeFilter(f.Scope); err != nil {
 		return 0, nil, err
 	}
@@ -196,7 +201,7 @@ func (s *Service) Switches(_ context.Context, f SwitchFilter) (policy.Revision, 
 		}
 	}
 	slices.SortFunc(found, bySwitchEnd)
-	return view.Revision, s.switchStatuses(found, now), nil
+	return view.Revision, s.switchStatuses(found, s.ask(ctx), now), nil
 }
 
 // ExtendSwitch moves the end of an active switch by some time, counted from the later of
@@ -232,7 +237,7 @@ func (s *Service) ExtendSwitch(ctx context.Context, who Caller, id string, by ti
 	if err != nil {
 		return SwitchStatus{}, err
 	}
-	return s.switchStatus(extended, time.Now()), nil
+	return s.switchStatus(extended, s.askAhead(ctx), time.Now()), nil
 }
 
 // RevertRequest names switches by exactly one of its fields.
@@ -281,7 +286,7 @@ func (s *Service) RevertSwitches(ctx context.Context, who Caller, req RevertRequ
 	if err != nil {
 		return 0, nil, err
 	}
-	return revision, s.switchStatuses(all, time.Now()), nil
+	return revision, s.switchStatuses(all, s.askAhead(ctx), time.Now()), nil
 }
 
 func chooseReverts(view *policy.View, req *RevertRequest) ([]*policy.Switch, error) {
@@ -376,12 +381,12 @@ func switchEntry(action string, who Caller, now time.Time, changes ...change) *p
 	return e
 }
 
-func (s *Service) switchStatus(sw *policy.Switch, now time.Time) SwitchStatus {
-	return SwitchStatus{Switch: sw, Progress: s.switchProgress(sw), Left: timeLeft(sw, now)}
+func (s *Service) switchStatus(sw *policy.Switch, others []fleet.Peer, now time.Time) SwitchStatus {
+	return SwitchStatus{Switch: sw, Progress: s.switchProgress(sw).heard(others), Left: timeLeft(sw, now)}
 }
 
 // switchStatuses looks at the fleet once for many switches.
-func (s *Service) switchStatuses(switches []*policy.Switch, now time.Time) []SwitchStatus {
+func (s *Service) switchStatuses(switches []*policy.Switch, others []fleet.Peer, now time.Time) []SwitchStatus {
 	statuses := make([]SwitchStatus, len(switches))
 	instances := s.fleet.Instances(engine.Global)
 	groups := cohorts(instances)
@@ -391,7 +396,7 @@ func (s *Service) switchStatuses(switches []*policy.Switch, now time.Time) []Swi
 		if c.selects() {
 			p = c.report(instances, 0).Progress
 		}
-		statuses[i] = SwitchStatus{Switch: sw, Progress: p, Left: timeLeft(sw, now)}
+		statuses[i] = SwitchStatus{Switch: sw, Progress: p.heard(others), Left: timeLeft(sw, now)}
 	}
 	return statuses
 }

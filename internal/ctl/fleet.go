@@ -70,6 +70,9 @@ func (a *app) fleet(ctx context.Context, o *fleetOptions) (*list, error) {
 	if err != nil {
 		return nil, err
 	}
+	if silent := resp.GetSilentPeers(); len(silent) > 0 {
+		a.say("No answer from %s: the instances there are missing.\n", clean(strings.Join(silent, ", ")))
+	}
 	l := &list{
 		kind: "InstanceList", revision: resp.GetRevision(), empty: "no instances",
 		columns: cols("INSTANCE", "SERVICE", "SDK", "REVISION", "STATE", "SINCE", "MODE+", "SOURCE+", "NOTE"),

@@ -56,6 +56,9 @@ func (f *goalFlag) Set(s string) error {
 }
 
 func (g goal) reached(p *policydv1.Progress) bool {
+	if p.GetSilentPeers() > 0 {
+		return false // nobody knows what is connected there
+	}
 	target := p.GetTarget()
 	if g.connected {
 		target -= p.GetStale()
@@ -65,7 +68,7 @@ func (g goal) reached(p *policydv1.Progress) bool {
 
 // lost reports whether waiting longer cannot help: all that is missing was refused.
 func (g goal) lost(p *policydv1.Progress) bool {
-	return !g.reached(p) && p.GetRejected() > 0 && p.GetBehind() == 0 && (g.connected || p.GetStale() == 0)
+	return !g.reached(p) && p.GetSilentPeers() == 0 && p.GetRejected() > 0 && p.GetBehind() == 0 && (g.connected || p.GetStale() == 0)
 }
 
 // outcome is how waiting ended.
@@ -296,9 +299,20 @@ func (a *app) report(o *outcome) {
 			a.out.printf("  %-8s  %-8s %s\n", group.word, count(group.n), a.missing(o.last.GetMissing(), group.state))
 		}
 	}
+	if n := p.GetSilentPeers(); n > 0 {
+		a.out.printf("  unknown   %s, so what is connected there is not counted\n", silence(n))
+	}
 	if o.err != nil {
 		a.out.printf("  then      %s\n", describeLost(o))
 	}
+}
+
+// silence says that n replicas of policyd do not answer.
+func silence(n int64) string {
+	if n == 1 {
+		return "1 other policyd does not answer"
+	}
+	return count(n) + " other policyds do not answer"
 }
 
 func describeLost(o *outcome) string {
@@ -309,7 +323,7 @@ func describeLost(o *outcome) string {
 }
 
 func (a *app) paintProgress(p *policydv1.Progress, text string) string {
-	if p.GetInForce() == p.GetTarget() {
+	if p.GetInForce() == p.GetTarget() && p.GetSilentPeers() == 0 {
 		return a.out.green(text)
 	}
 	return a.out.yellow(text)

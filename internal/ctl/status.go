@@ -114,6 +114,15 @@ type statusView struct {
 	Traffic    trafficView                 `json:"traffic"`
 	Breakers   map[string]map[string]int64 `json:"breakers"`
 	Backlog    int64                       `json:"outboxBacklog"`
+	// Peers are the other replicas of policyd.
+	Peers []peerView `json:"peers,omitempty"`
+}
+
+type peerView struct {
+	Address   string     `json:"address"`
+	Version   string     `json:"version"`
+	StartedAt *time.Time `json:"startedAt,omitempty"`
+	Silent    bool       `json:"silent"`
 }
 
 type trafficView struct {
@@ -145,6 +154,9 @@ func viewStatus(st *policydv1.GetStatusResponse) (*statusView, error) {
 			return nil, err
 		}
 		v.Switches = append(v.Switches, o)
+	}
+	for _, p := range st.GetPeers() {
+		v.Peers = append(v.Peers, peerView{p.GetAddress(), p.GetVersion(), timeView(p.GetStartedAt()), p.GetSilent()})
 	}
 	for _, b := range st.GetBreakers() {
 		v.Breakers[b.GetEndpoint()] = b.GetStates()
@@ -193,7 +205,28 @@ func (a *app) statusLines(st *policydv1.GetStatusResponse) []string {
 	if s := a.suppressedLine(t.GetSuppressedPerSecond()); s != "" {
 		lines = append(lines, "SUPPRESSED "+s)
 	}
+	if s := a.peersLine(st.GetPeers()); s != "" {
+		lines = append(lines, "POLICYD    "+s)
+	}
 	return append(lines, a.nextSteps(st)...)
+}
+
+// peersLine counts the replicas, if there is more than the one that was asked.
+func (a *app) peersLine(others []*policydv1.PeerStatus) string {
+	if len(others) == 0 {
+		return ""
+	}
+	var silent []string
+	for _, p := range others {
+		if p.GetSilent() {
+			silent = append(silent, clean(p.GetAddress()))
+		}
+	}
+	line := plural(int64(len(others))+1, "replica", "replicas")
+	if len(silent) > 0 {
+		return a.out.yellow(fmt.Sprintf("%s   no answer from %s: instances there are not counted", line, strings.Join(silent, ", ")))
+	}
+	return line
 }
 
 func pad(s string, to int) string {

@@ -22,18 +22,21 @@ type progressView struct {
 	Behind   int64 `json:"behind"`
 	Rejected int64 `json:"rejected"`
 	Stale    int64 `json:"stale"`
+	// SilentPeers did not answer; their instances are not counted.
+	SilentPeers int64 `json:"silentPeers,omitempty"`
 }
 
 func viewProgress(p *policydv1.Progress) progressView {
-	return progressView{p.GetTarget(), p.GetInForce(), p.GetBehind(), p.GetRejected(), p.GetStale()}
+	return progressView{p.GetTarget(), p.GetInForce(), p.GetBehind(), p.GetRejected(), p.GetStale(), p.GetSilentPeers()}
 }
 
 func counts(p *policydv1.Progress) *document.Instances {
 	if p == nil {
 		return nil
 	}
-	v := document.Instances(viewProgress(p))
-	return &v
+	return &document.Instances{
+		Target: p.GetTarget(), InForce: p.GetInForce(), Behind: p.GetBehind(), Rejected: p.GetRejected(), Stale: p.GetStale(),
+	}
 }
 
 type rejectionView struct {

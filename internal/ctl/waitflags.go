@@ -54,5 +54,8 @@ func verdictShort(o *outcome) string {
 	if o.progress().GetRejected() > 0 {
 		return "rejected by " + plural(o.progress().GetRejected(), "instance", "instances")
 	}
+	if n := o.progress().GetSilentPeers(); n > 0 && o.progress().GetTarget() == o.progress().GetInForce() {
+		return silence(n)
+	}
 	return fmt.Sprintf("not in force on %s", plural(o.progress().GetTarget()-o.progress().GetInForce(), "instance", "instances"))
 }

@@ -6,12 +6,14 @@ package daemon
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -23,13 +25,13 @@ import (
 	"github.com/policyd/policyd/internal/admin"
 	"github.com/policyd/policyd/internal/config"
 	"github.com/policyd/policyd/internal/fleet"
+	"github.com/policyd/policyd/internal/peer"
 	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/internal/push"
 	"github.com/policyd/policyd/internal/rest"
 	"github.com/policyd/policyd/internal/rpc"
 	"github.com/policyd/policyd/internal/store"
 	"github.com/policyd/policyd/internal/telemetry"
-	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
 // stopWithin bounds a graceful stop: streams are told to go, requests finish, the store closes.
@@ -84,7 +86,13 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 		return err
 	}
 	backlog := &backlog{store: st}
-	service := admin.New(admin.Config{Store: st, Fleet: registry, Logger: logger, Version: Version(), Backlog: backlog.load})
+	self := store.Peer{
+		ID: strings.ToLower(rand.Text()), Address: grpcListener.Addr().String(), Version: Version(), StartedAt: time.Now(),
+	}
+	peers := peer.New(peer.Config{Self: self, Fleet: registry, Logger: logger})
+	service := admin.New(admin.Config{
+		Store: st, Fleet: registry, Peers: peers, Logger: logger, Version: Version(), Backlog: backlog.load,
+	})
 
 	// group ends with ctx or with the first part that fails; parts live until the stop.
 	parts, endParts := context.WithCancel(context.WithoutCancel(ctx))
@@ -121,12 +129,24 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 		return group.Wait()
 	}
 
-	adminServer := rpc.New(service)
-	grpcServer := newGRPCServer(hub, adminServer, logger)
+	adminServer, peerServer := rpc.New(service), peer.NewServer(registry)
+	grpcServer := newGRPCServer(logger, hub, adminServer, peerServer)
 	run("grpc", func(context.Context) error { return grpcServer.Serve(grpcListener) })
 	stop.push("grpc", func(ctx context.Context) error {
-		return stopGRPC(ctx, grpcServer, hub, adminServer, cfg.Push.ReconnectWindow)
+		// Streams get half of the time; who has not left by then is cut and comes back by itself.
+		leave, cancel := context.WithTimeout(ctx, stopWithin/2)
+		hub.Drain(leave, cfg.Push.ReconnectWindow)
+		cancel()
+		adminServer.Drain()
+		peerServer.Drain()
+		stopGRPC(ctx, grpcServer)
+		return nil
 	})
+	// An embedded etcd has no other replica.
+	if len(cfg.Etcd.Endpoints) > 0 {
+		run("announcement", func(ctx context.Context) error { return st.Announce(ctx, self) })
+		run("peers", func(ctx context.Context) error { peers.Run(ctx, st.WatchPeers); return nil })
+	}
 
 	httpServer := rest.Server(rest.New(rest.Config{
 		Ready:   func() error { return readiness(st.View()) },
@@ -156,24 +176,25 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 	}
 }
 
-func newGRPCServer(hub *push.Hub, adminServer *rpc.Server, logger *slog.Logger) *grpc.Server {
+// service is what a gRPC server serves.
+type service interface {
+	Register(to grpc.ServiceRegistrar)
+}
+
+func newGRPCServer(logger *slog.Logger, services ...service) *grpc.Server {
 	options := append(rpc.Options(logger), push.ServerOptions()...)
 	server := grpc.NewServer(options...)
-	hub.Register(server)
-	policydv1.RegisterAdminServiceServer(server, adminServer)
+	for _, s := range services {
+		s.Register(server)
+	}
 	healthServer := health.NewServer()
 	healthv1.RegisterHealthServer(server, healthServer)
 	reflection.Register(server)
 	return server
 }
 
-// stopGRPC sends the streams elsewhere, lets requests finish, and cuts what is left.
-func stopGRPC(ctx context.Context, server *grpc.Server, hub *push.Hub, adminServer *rpc.Server, window time.Duration) error {
-	// Streams get half of the time; who has not left by then is cut and comes back by itself.
-	drain, cancel := context.WithTimeout(ctx, stopWithin/2)
-	hub.Drain(drain, window)
-	cancel()
-	adminServer.Drain()
+// stopGRPC lets requests finish, and cuts what is left when ctx ends.
+func stopGRPC(ctx context.Context, server *grpc.Server) {
 	done := make(chan struct{})
 	go func() { server.GracefulStop(); close(done) }()
 	select {
@@ -182,7 +203,6 @@ func stopGRPC(ctx context.Context, server *grpc.Server, hub *push.Hub, adminServ
 		server.Stop()
 		<-done
 	}
-	return nil
 }
 
 func listen(ctx context.Context, addr string) (net.Listener, error) {

@@ -57,6 +57,18 @@ type Instance struct {
 	ReportedAt time.Time
 }
 
+// Peer is another replica of policyd.
+type Peer struct {
+	// ID is random, new at each start of the replica.
+	ID string
+	// Address of its gRPC, host:port.
+	Address   string
+	Version   string
+	StartedAt time.Time
+	// Silent: it does not answer, and what is connected to it is not known.
+	Silent bool
+}
+
 // Report counts what happened on an instance over Period.
 type Report struct {
 	Period    time.Duration

@@ -34,16 +34,18 @@ const (
 	evictAtOnce = MaxInstances / 100
 )
 
-// Registry is the set of instances. Instances that went away are stale for an hour after
-// they were last seen, then forgotten.
+// Registry is the set of instances: those of this replica, and what Sources say of others.
+// Instances that went away are stale for an hour after they were last seen, then forgotten.
 type Registry struct {
 	notice    notice
 	names     names
 	endpoints atomic.Int64 // held by all reports
+	changes   atomic.Int64 // counts the changes of records
 
 	// mu guards the fields below; it is taken before a record's mu.
 	mu      sync.RWMutex
 	records map[string]*record
+	sources map[*Source]struct{}
 	swept   time.Time
 }
 
@@ -53,11 +55,12 @@ type record struct {
 	mu      sync.Mutex
 	in      Instance
 	session *Session // nil: not connected
+	changed int64    // the registry's count at the last change
 }
 
 // New returns an empty registry.
 func New() *Registry {
-	return &Registry{records: make(map[string]*record)}
+	return &Registry{records: make(map[string]*record), sources: make(map[*Source]struct{})}
 }
 
 // Connect registers a stream. revision is what the instance holds already, 0: nothing.
@@ -89,8 +92,14 @@ func (r *Registry) Connect(id Identity, revision int64, resumed bool) *Session {
 	rec.in.Revision, rec.in.Wanted, rec.in.Rejected = revision, revision, nil
 	rec.in.ConnectedAt, rec.in.LastSeen, rec.in.Resumed = now, now, resumed
 	rec.settle(now)
-	r.notice.changed()
+	r.touch(rec)
 	return s
+}
+
+// touch notes a change of a record and tells who waits. Guarded by the record's mu.
+func (r *Registry) touch(rec *record) {
+	rec.changed = r.changes.Add(1)
+	r.notice.changed()
 }
 
 // evict forgets the instances that have been away longest. Guarded by mu.
@@ -143,21 +152,29 @@ func (r *Registry) forget(id string) {
 	delete(r.records, id)
 }
 
+// all returns the records of this replica.
+func (r *Registry) all(now time.Time) []*record {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sweepSometimes(now)
+	return slices.AppendSeq(make([]*record, 0, len(r.records)), maps.Values(r.records))
+}
+
 // Instances returns a copy of all instances that scope reaches ("" or global: all), sorted
 // by id. What the copies point to is shared and must not be changed.
 func (r *Registry) Instances(scope engine.Scope) []Instance {
 	now := time.Now()
-	r.mu.Lock()
-	r.sweepSometimes(now)
-	records := slices.AppendSeq(make([]*record, 0, len(r.records)), maps.Values(r.records))
-	r.mu.Unlock()
-
+	records := r.all(now)
 	all := make([]Instance, 0, len(records))
 	for _, rec := range records {
-		if in := rec.snapshot(now); reaches(&in, scope) && !forgotten(&in, now) {
-			all = append(all, in)
-		}
+		in, _ := rec.snapshot(now)
+		all = append(all, in)
 	}
+	// The replica that knows more of an instance is found before scope is asked: targets may
+	// have changed when it moved.
+	all = slices.DeleteFunc(r.withSources(all, now), func(in Instance) bool {
+		return !reaches(&in, scope) || forgotten(&in, now)
+	})
 	slices.SortFunc(all, func(a, b Instance) int { return cmp.Compare(a.ID, b.ID) })
 	return all
 }
@@ -172,30 +189,37 @@ func forgotten(in *Instance, now time.Time) bool {
 
 // Instance returns one instance.
 func (r *Registry) Instance(id string) (Instance, bool) {
-	r.mu.RLock()
-	rec, ok := r.records[id]
-	r.mu.RUnlock()
-	if !ok {
-		return Instance{}, false
-	}
 	now := time.Now()
-	in := rec.snapshot(now)
-	if forgotten(&in, now) {
+	r.mu.RLock()
+	rec, known := r.records[id]
+	best, elsewhere := r.inSources(id, now)
+	r.mu.RUnlock()
+	if known {
+		if in, _ := rec.snapshot(now); !elsewhere || !newer(&best, &in) {
+			best = in
+		}
+	}
+	if !known && !elsewhere || forgotten(&best, now) {
 		return Instance{}, false
 	}
-	return in, true
+	return best, true
 }
 
 // Changed returns a channel that is closed at the next change of any instance's state,
 // confirmed revision or report. Changes within a few milliseconds close it once.
 func (r *Registry) Changed() <-chan struct{} { return r.notice.wait() }
 
-func (rec *record) snapshot(now time.Time) Instance {
+// snapshot returns a copy and the registry's count at its last change.
+func (rec *record) snapshot(now time.Time) (Instance, int64) {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
 	in := rec.in
-	in.Gone = rec.session == nil && now.Sub(in.LastSeen) >= GoneAfter
-	return in
+	in.Gone = gone(&in, now)
+	return in, rec.changed
+}
+
+func gone(in *Instance, now time.Time) bool {
+	return in.State == Stale && now.Sub(in.LastSeen) >= GoneAfter
 }
 
 // settle works out the state and reports whether it moved. Guarded by mu.

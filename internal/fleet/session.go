@@ -36,10 +36,12 @@ func (s *Session) Wanted(revision int64) {
 		return
 	}
 	defer rec.mu.Unlock()
-	rec.in.Wanted = revision
-	if rec.settle(time.Now()) {
-		s.registry.notice.changed()
+	if rec.in.Wanted == revision {
+		return
 	}
+	rec.in.Wanted = revision
+	rec.settle(time.Now())
+	s.registry.touch(rec)
 }
 
 // Confirmed says that the instance has revision in force except for what it rejects:
@@ -55,7 +57,7 @@ func (s *Session) Confirmed(revision int64, rejected []Rejection) {
 	rec.in.Revision, rec.in.Rejected = revision, slices.Clone(rejected)
 	rec.in.LastSeen = now
 	if rec.settle(now) || !same {
-		s.registry.notice.changed()
+		s.registry.touch(rec)
 	}
 }
 
@@ -67,7 +69,7 @@ func (s *Session) Targets(targets []engine.Scope) {
 	}
 	defer rec.mu.Unlock()
 	rec.in.Targets = slices.Clone(targets)
-	s.registry.notice.changed()
+	s.registry.touch(rec)
 }
 
 // Reported keeps the instance's newest report. The registry owns rep from then on.
@@ -89,7 +91,7 @@ func (s *Session) Reported(rep *Report) {
 	r.endpoints.Add(held)
 	now := time.Now()
 	rec.in.Report, rec.in.ReportedAt, rec.in.LastSeen = rep, now, now
-	r.notice.changed()
+	r.touch(rec)
 }
 
 // Seen notes a sign of life.
@@ -110,5 +112,5 @@ func (s *Session) Close() {
 	now := time.Now()
 	rec.session, rec.in.LastSeen = nil, now
 	rec.settle(now)
-	s.registry.notice.changed()
+	s.registry.touch(rec)
 }

@@ -46,7 +46,7 @@ func counts(m map[string]int) map[string]int64 {
 func progressProto(p admin.Progress) *policydv1.Progress {
 	return &policydv1.Progress{
 		Target: int64(p.Target), InForce: int64(p.InForce), Behind: int64(p.Behind),
-		Rejected: int64(p.Rejected), Stale: int64(p.Stale),
+		Rejected: int64(p.Rejected), Stale: int64(p.Stale), SilentPeers: int64(p.Silent),
 	}
 }
 
@@ -115,66 +115,43 @@ func previewProto(p *admin.SwitchPreview) *policydv1.SwitchPreview {
 	}
 }
 
-var instanceStates = map[fleet.State]policydv1.InstanceState{ //nolint:gochecknoglobals // a table
-	fleet.Live:     policydv1.InstanceState_INSTANCE_STATE_LIVE,
-	fleet.Behind:   policydv1.InstanceState_INSTANCE_STATE_BEHIND,
-	fleet.Rejected: policydv1.InstanceState_INSTANCE_STATE_REJECTED,
-	fleet.Stale:    policydv1.InstanceState_INSTANCE_STATE_STALE,
-}
-
 // instanceState reads a filter; unspecified is "".
 func instanceState(wanted policydv1.InstanceState) (fleet.State, error) {
 	if wanted == policydv1.InstanceState_INSTANCE_STATE_UNSPECIFIED {
 		return "", nil
 	}
-	for state, number := range instanceStates {
-		if number == wanted {
-			return state, nil
-		}
+	if state, ok := wire.State(wanted); ok {
+		return state, nil
 	}
 	return "", fault.New(fault.Invalid, "state_unknown", "unknown instance state %d", wanted)
-}
-
-var modes = map[string]policydv1.Mode{ //nolint:gochecknoglobals // a table
-	"enforce": policydv1.Mode_MODE_ENFORCE,
-	"observe": policydv1.Mode_MODE_OBSERVE,
-	"off":     policydv1.Mode_MODE_OFF,
-}
-
-func instanceProto(in *fleet.Instance) *policydv1.Instance {
-	out := &policydv1.Instance{
-		Id: in.ID, Namespace: in.Namespace, Service: in.Service, SdkLanguage: in.SDKLanguage, SdkVersion: in.SDKVersion,
-		Mode: modes[in.Mode], State: instanceStates[in.State], Since: timestamp(in.Since),
-		Revision: in.Revision, WantedRevision: in.Wanted, ConnectedAt: timestamp(in.ConnectedAt),
-		LastSeen: timestamp(in.LastSeen), Source: in.Source, Resumed: in.Resumed,
-	}
-	for _, target := range in.Targets {
-		out.Targets = append(out.Targets, string(target))
-	}
-	for _, r := range in.Rejected {
-		out.Rejected = append(out.Rejected, &policydv1.Rejection{Scope: r.Scope, Revision: r.Revision, Field: r.Field, Reason: r.Reason})
-	}
-	return out
 }
 
 func instancesProto(all []fleet.Instance) []*policydv1.Instance {
 	out := make([]*policydv1.Instance, len(all))
 	for i := range all {
-		out[i] = instanceProto(&all[i])
+		out[i] = wire.InstanceProto(&all[i])
 	}
 	return out
 }
 
-func reportProto(r *fleet.Report) *policydv1.Report {
-	out := &policydv1.Report{Period: durationpb.New(r.Period)}
-	for i := range r.Endpoints {
-		e := &r.Endpoints[i]
-		out.Endpoints = append(out.Endpoints, &policydv1.EndpointReport{
-			Endpoint: e.Endpoint, Calls: e.Calls, Attempts: e.Attempts, Failed: e.Failed, Rescued: e.Rescued,
-			Rejected: e.Rejected, Suppressed: e.Suppressed, Breaker: e.Breaker, BudgetLeft: e.BudgetLeft, Unmatched: e.Unmatched,
-		})
+func peersProto(all []fleet.Peer) []*policydv1.PeerStatus {
+	out := make([]*policydv1.PeerStatus, len(all))
+	for i, p := range all {
+		out[i] = &policydv1.PeerStatus{
+			Id: p.ID, Address: p.Address, Version: p.Version, StartedAt: timestamp(p.StartedAt), Silent: p.Silent,
+		}
 	}
 	return out
+}
+
+func silentPeers(all []fleet.Peer) []string {
+	var silent []string
+	for _, p := range all {
+		if p.Silent {
+			silent = append(silent, p.Address)
+		}
+	}
+	return silent
 }
 
 func trafficProto(t *admin.Traffic) *policydv1.Traffic {

@@ -243,13 +243,15 @@ func (s *Server) ListInstances(ctx context.Context, in *policydv1.ListInstancesR
 	if err != nil {
 		return nil, err
 	}
-	revision, found, err := s.admin.Instances(ctx, admin.InstanceFilter{
+	found, err := s.admin.Instances(ctx, admin.InstanceFilter{
 		Scope: engine.Scope(in.GetScope()), Service: in.GetService(), State: state, NotInForce: in.GetNotInForce(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &policydv1.ListInstancesResponse{Revision: int64(revision), Instances: instancesProto(found)}, nil
+	return &policydv1.ListInstancesResponse{
+		Revision: int64(found.Revision), Instances: instancesProto(found.Instances), SilentPeers: silentPeers(found.Peers),
+	}, nil
 }
 
 // GetInstance implements policydv1.AdminServiceServer.
@@ -258,9 +260,9 @@ func (s *Server) GetInstance(ctx context.Context, in *policydv1.GetInstanceReque
 	if err != nil {
 		return nil, err
 	}
-	out := &policydv1.GetInstanceResponse{Instance: instanceProto(&found)}
+	out := &policydv1.GetInstanceResponse{Instance: wire.InstanceProto(&found)}
 	if found.Report != nil {
-		out.Report, out.ReportedAt = reportProto(found.Report), timestamp(found.ReportedAt)
+		out.Report, out.ReportedAt = wire.ReportProto(found.Report), timestamp(found.ReportedAt)
 	}
 	return out, nil
 }
@@ -289,7 +291,7 @@ func (s *Server) GetStatus(ctx context.Context, in *policydv1.GetStatusRequest) 
 		Revision: int64(st.Revision), Epoch: string(st.Epoch), ServerTime: timestamppb.New(st.ServerTime),
 		StoreStale: st.StoreStale, StoreAsOf: timestamp(st.StoreAsOf),
 		Switches: switchStatusesProto(st.Switches), Fleet: progressProto(st.Fleet), Traffic: trafficProto(&st.Traffic),
-		Version: st.Version, OutboxBacklog: st.Backlog,
+		Version: st.Version, OutboxBacklog: st.Backlog, Peers: peersProto(st.Peers),
 	}
 	for _, b := range st.Breakers {
 		out.Breakers = append(out.Breakers, &policydv1.BreakerSummary{Endpoint: b.Endpoint, States: counts(b.States)})

@@ -10,7 +10,7 @@ import (
 )
 
 // Below the prefix: policies/<scope>, switches/<id>, ended/<id>, outbox/<entry>,
-// tombstones/<entry>, fences/<entry>, meta/epoch, meta/deletions.
+// tombstones/<entry>, fences/<entry>, peers/<id>, meta/epoch, meta/deletions.
 const (
 	dirPolicies   = "policies/"
 	dirSwitches   = "switches/"
@@ -18,6 +18,7 @@ const (
 	dirOutbox     = "outbox/"
 	dirTombstones = "tombstones/"
 	dirFences     = "fences/"
+	dirPeers      = "peers/"
 	keyEpoch      = "meta/epoch"
 	keyDeletions  = "meta/deletions"
 )
@@ -30,6 +31,7 @@ func (k keys) ended(id string) string       { return k.prefix + dirEnded + id }
 func (k keys) entry(id string) string       { return k.prefix + dirOutbox + id }
 func (k keys) tombstone(id string) string   { return k.prefix + dirTombstones + id }
 func (k keys) fence(id string) string       { return k.prefix + dirFences + id }
+func (k keys) peer(id string) string        { return k.prefix + dirPeers + id }
 func (k keys) epoch() string                { return k.prefix + keyEpoch }
 func (k keys) deletions() string            { return k.prefix + keyDeletions }
 func (k keys) dir(d string) string          { return k.prefix + d }

@@ -57,6 +57,7 @@ func quick() store.Timing {
 	return store.Timing{
 		Probe: 50 * time.Millisecond, Silence: 2 * time.Second, Compare: time.Hour, Request: 5 * time.Second,
 		Pause: 10 * time.Millisecond, MaxPause: 200 * time.Millisecond,
+		Lease: time.Second,
 	}
 }
 

@@ -55,6 +55,9 @@ type Timing struct {
 	Request time.Duration
 	// Pause before the first reconnect, doubling up to MaxPause; default 100ms and 5s.
 	Pause, MaxPause time.Duration
+	// Lease is how long a replica that died without a word stays announced, in whole
+	// seconds; default 10s. A question of the fleet stays open on it for as long.
+	Lease time.Duration
 }
 
 func (t Timing) withDefaults() Timing {
@@ -68,6 +71,7 @@ func (t Timing) withDefaults() Timing {
 		{&t.Request, 5 * time.Second},
 		{&t.Pause, 100 * time.Millisecond},
 		{&t.MaxPause, 5 * time.Second},
+		{&t.Lease, 10 * time.Second},
 	} {
 		if *d.field <= 0 {
 			*d.field = d.value

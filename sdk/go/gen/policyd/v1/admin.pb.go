@@ -2250,9 +2250,11 @@ func (x *ListInstancesRequest) GetNotInForce() bool {
 }
 
 type ListInstancesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Revision      int64                  `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	Instances     []*Instance            `protobuf:"bytes,2,rep,name=instances,proto3" json:"instances,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Revision  int64                  `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	Instances []*Instance            `protobuf:"bytes,2,rep,name=instances,proto3" json:"instances,omitempty"`
+	// Replicas that did not answer, by address; their instances are missing.
+	SilentPeers   []string `protobuf:"bytes,3,rep,name=silent_peers,json=silentPeers,proto3" json:"silent_peers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2297,6 +2299,13 @@ func (x *ListInstancesResponse) GetRevision() int64 {
 func (x *ListInstancesResponse) GetInstances() []*Instance {
 	if x != nil {
 		return x.Instances
+	}
+	return nil
+}
+
+func (x *ListInstancesResponse) GetSilentPeers() []string {
+	if x != nil {
+		return x.SilentPeers
 	}
 	return nil
 }
@@ -2407,12 +2416,14 @@ func (x *GetInstanceResponse) GetReportedAt() *timestamppb.Timestamp {
 
 // Progress counts the instances that a revision reaches.
 type Progress struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Target        int64                  `protobuf:"varint,1,opt,name=target,proto3" json:"target,omitempty"`
-	InForce       int64                  `protobuf:"varint,2,opt,name=in_force,json=inForce,proto3" json:"in_force,omitempty"`
-	Behind        int64                  `protobuf:"varint,3,opt,name=behind,proto3" json:"behind,omitempty"`
-	Rejected      int64                  `protobuf:"varint,4,opt,name=rejected,proto3" json:"rejected,omitempty"`
-	Stale         int64                  `protobuf:"varint,5,opt,name=stale,proto3" json:"stale,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Target   int64                  `protobuf:"varint,1,opt,name=target,proto3" json:"target,omitempty"`
+	InForce  int64                  `protobuf:"varint,2,opt,name=in_force,json=inForce,proto3" json:"in_force,omitempty"`
+	Behind   int64                  `protobuf:"varint,3,opt,name=behind,proto3" json:"behind,omitempty"`
+	Rejected int64                  `protobuf:"varint,4,opt,name=rejected,proto3" json:"rejected,omitempty"`
+	Stale    int64                  `protobuf:"varint,5,opt,name=stale,proto3" json:"stale,omitempty"`
+	// Replicas of policyd that did not answer; their instances are not counted.
+	SilentPeers   int64 `protobuf:"varint,6,opt,name=silent_peers,json=silentPeers,proto3" json:"silent_peers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2478,6 +2489,13 @@ func (x *Progress) GetRejected() int64 {
 func (x *Progress) GetStale() int64 {
 	if x != nil {
 		return x.Stale
+	}
+	return 0
+}
+
+func (x *Progress) GetSilentPeers() int64 {
+	if x != nil {
+		return x.SilentPeers
 	}
 	return 0
 }
@@ -2685,6 +2703,8 @@ type GetStatusResponse struct {
 	Version    string                 `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
 	// Records that wait to be moved to the audit log.
 	OutboxBacklog int64 `protobuf:"varint,11,opt,name=outbox_backlog,json=outboxBacklog,proto3" json:"outbox_backlog,omitempty"`
+	// The other replicas of policyd on the same store.
+	Peers         []*PeerStatus `protobuf:"bytes,12,rep,name=peers,proto3" json:"peers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2796,6 +2816,91 @@ func (x *GetStatusResponse) GetOutboxBacklog() int64 {
 	return 0
 }
 
+func (x *GetStatusResponse) GetPeers() []*PeerStatus {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+// PeerStatus is another replica of policyd.
+type PeerStatus struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Address   string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Version   string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// It did not answer; its instances are not counted.
+	Silent        bool `protobuf:"varint,5,opt,name=silent,proto3" json:"silent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerStatus) Reset() {
+	*x = PeerStatus{}
+	mi := &file_policyd_v1_admin_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerStatus) ProtoMessage() {}
+
+func (x *PeerStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_policyd_v1_admin_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerStatus.ProtoReflect.Descriptor instead.
+func (*PeerStatus) Descriptor() ([]byte, []int) {
+	return file_policyd_v1_admin_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *PeerStatus) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PeerStatus) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *PeerStatus) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *PeerStatus) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *PeerStatus) GetSilent() bool {
+	if x != nil {
+		return x.Silent
+	}
+	return false
+}
+
 // Traffic sums the last reports.
 type Traffic struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
@@ -2811,7 +2916,7 @@ type Traffic struct {
 
 func (x *Traffic) Reset() {
 	*x = Traffic{}
-	mi := &file_policyd_v1_admin_proto_msgTypes[39]
+	mi := &file_policyd_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +2928,7 @@ func (x *Traffic) String() string {
 func (*Traffic) ProtoMessage() {}
 
 func (x *Traffic) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_admin_proto_msgTypes[39]
+	mi := &file_policyd_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +2941,7 @@ func (x *Traffic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Traffic.ProtoReflect.Descriptor instead.
 func (*Traffic) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_policyd_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Traffic) GetCallsPerSecond() float64 {
@@ -2892,7 +2997,7 @@ type BreakerSummary struct {
 
 func (x *BreakerSummary) Reset() {
 	*x = BreakerSummary{}
-	mi := &file_policyd_v1_admin_proto_msgTypes[40]
+	mi := &file_policyd_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +3009,7 @@ func (x *BreakerSummary) String() string {
 func (*BreakerSummary) ProtoMessage() {}
 
 func (x *BreakerSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_admin_proto_msgTypes[40]
+	mi := &file_policyd_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3022,7 @@ func (x *BreakerSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BreakerSummary.ProtoReflect.Descriptor instead.
 func (*BreakerSummary) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_policyd_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *BreakerSummary) GetEndpoint() string {
@@ -2952,7 +3057,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_policyd_v1_admin_proto_msgTypes[41]
+	mi := &file_policyd_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2964,7 +3069,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_admin_proto_msgTypes[41]
+	mi := &file_policyd_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2977,7 +3082,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_policyd_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ErrorDetail) GetKind() string {
@@ -3037,7 +3142,7 @@ type Violation struct {
 
 func (x *Violation) Reset() {
 	*x = Violation{}
-	mi := &file_policyd_v1_admin_proto_msgTypes[42]
+	mi := &file_policyd_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3049,7 +3154,7 @@ func (x *Violation) String() string {
 func (*Violation) ProtoMessage() {}
 
 func (x *Violation) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_admin_proto_msgTypes[42]
+	mi := &file_policyd_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3062,7 +3167,7 @@ func (x *Violation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Violation.ProtoReflect.Descriptor instead.
 func (*Violation) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_policyd_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Violation) GetScope() string {
@@ -3116,7 +3221,7 @@ type Conflict struct {
 
 func (x *Conflict) Reset() {
 	*x = Conflict{}
-	mi := &file_policyd_v1_admin_proto_msgTypes[43]
+	mi := &file_policyd_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3128,7 +3233,7 @@ func (x *Conflict) String() string {
 func (*Conflict) ProtoMessage() {}
 
 func (x *Conflict) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_admin_proto_msgTypes[43]
+	mi := &file_policyd_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3141,7 +3246,7 @@ func (x *Conflict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Conflict.ProtoReflect.Descriptor instead.
 func (*Conflict) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_policyd_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Conflict) GetScope() string {
@@ -3352,23 +3457,25 @@ const file_policyd_v1_admin_proto_rawDesc = "" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12/\n" +
 	"\x05state\x18\x03 \x01(\x0e2\x19.policyd.v1.InstanceStateR\x05state\x12 \n" +
 	"\fnot_in_force\x18\x04 \x01(\bR\n" +
-	"notInForce\"g\n" +
+	"notInForce\"\x8a\x01\n" +
 	"\x15ListInstancesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x122\n" +
-	"\tinstances\x18\x02 \x03(\v2\x14.policyd.v1.InstanceR\tinstances\"$\n" +
+	"\tinstances\x18\x02 \x03(\v2\x14.policyd.v1.InstanceR\tinstances\x12!\n" +
+	"\fsilent_peers\x18\x03 \x03(\tR\vsilentPeers\"$\n" +
 	"\x12GetInstanceRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\xb0\x01\n" +
 	"\x13GetInstanceResponse\x120\n" +
 	"\binstance\x18\x01 \x01(\v2\x14.policyd.v1.InstanceR\binstance\x12*\n" +
 	"\x06report\x18\x02 \x01(\v2\x12.policyd.v1.ReportR\x06report\x12;\n" +
 	"\vreported_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"reportedAt\"\x87\x01\n" +
+	"reportedAt\"\xaa\x01\n" +
 	"\bProgress\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\x03R\x06target\x12\x19\n" +
 	"\bin_force\x18\x02 \x01(\x03R\ainForce\x12\x16\n" +
 	"\x06behind\x18\x03 \x01(\x03R\x06behind\x12\x1a\n" +
 	"\brejected\x18\x04 \x01(\x03R\brejected\x12\x14\n" +
-	"\x05stale\x18\x05 \x01(\x03R\x05stale\"^\n" +
+	"\x05stale\x18\x05 \x01(\x03R\x05stale\x12!\n" +
+	"\fsilent_peers\x18\x06 \x01(\x03R\vsilentPeers\"^\n" +
 	"\x14WatchProgressRequest\x12\x1c\n" +
 	"\brevision\x18\x01 \x01(\x03H\x00R\brevision\x12\x1d\n" +
 	"\tswitch_id\x18\x02 \x01(\tH\x00R\bswitchIdB\t\n" +
@@ -3378,7 +3485,7 @@ const file_policyd_v1_admin_proto_rawDesc = "" +
 	"\bprogress\x18\x02 \x01(\v2\x14.policyd.v1.ProgressR\bprogress\x12.\n" +
 	"\amissing\x18\x03 \x03(\v2\x14.policyd.v1.InstanceR\amissing\"(\n" +
 	"\x10GetStatusRequest\x12\x14\n" +
-	"\x05scope\x18\x01 \x01(\tR\x05scope\"\xe9\x03\n" +
+	"\x05scope\x18\x01 \x01(\tR\x05scope\"\x97\x04\n" +
 	"\x11GetStatusResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\tR\x05epoch\x12;\n" +
@@ -3393,7 +3500,16 @@ const file_policyd_v1_admin_proto_rawDesc = "" +
 	"\bbreakers\x18\t \x03(\v2\x1a.policyd.v1.BreakerSummaryR\bbreakers\x12\x18\n" +
 	"\aversion\x18\n" +
 	" \x01(\tR\aversion\x12%\n" +
-	"\x0eoutbox_backlog\x18\v \x01(\x03R\routboxBacklog\"\x99\x03\n" +
+	"\x0eoutbox_backlog\x18\v \x01(\x03R\routboxBacklog\x12,\n" +
+	"\x05peers\x18\f \x03(\v2\x16.policyd.v1.PeerStatusR\x05peers\"\xa3\x01\n" +
+	"\n" +
+	"PeerStatus\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x129\n" +
+	"\n" +
+	"started_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x16\n" +
+	"\x06silent\x18\x05 \x01(\bR\x06silent\"\x99\x03\n" +
 	"\aTraffic\x12(\n" +
 	"\x10calls_per_second\x18\x01 \x01(\x01R\x0ecallsPerSecond\x12.\n" +
 	"\x13attempts_per_second\x18\x02 \x01(\x01R\x11attemptsPerSecond\x12,\n" +
@@ -3474,7 +3590,7 @@ func file_policyd_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_policyd_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_policyd_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_policyd_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_policyd_v1_admin_proto_goTypes = []any{
 	(ChangeKind)(0),                // 0: policyd.v1.ChangeKind
 	(InstanceState)(0),             // 1: policyd.v1.InstanceState
@@ -3517,118 +3633,121 @@ var file_policyd_v1_admin_proto_goTypes = []any{
 	(*WatchProgressResponse)(nil),  // 38: policyd.v1.WatchProgressResponse
 	(*GetStatusRequest)(nil),       // 39: policyd.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),      // 40: policyd.v1.GetStatusResponse
-	(*Traffic)(nil),                // 41: policyd.v1.Traffic
-	(*BreakerSummary)(nil),         // 42: policyd.v1.BreakerSummary
-	(*ErrorDetail)(nil),            // 43: policyd.v1.ErrorDetail
-	(*Violation)(nil),              // 44: policyd.v1.Violation
-	(*Conflict)(nil),               // 45: policyd.v1.Conflict
-	nil,                            // 46: policyd.v1.ListPoliciesRequest.LabelsEntry
-	nil,                            // 47: policyd.v1.SwitchPreview.ServicesEntry
-	nil,                            // 48: policyd.v1.Traffic.SuppressedPerSecondEntry
-	nil,                            // 49: policyd.v1.BreakerSummary.StatesEntry
-	(*Policy)(nil),                 // 50: policyd.v1.Policy
-	(*KillSwitch)(nil),             // 51: policyd.v1.KillSwitch
-	(*Actor)(nil),                  // 52: policyd.v1.Actor
-	(*timestamppb.Timestamp)(nil),  // 53: google.protobuf.Timestamp
-	(*SwitchSpec)(nil),             // 54: policyd.v1.SwitchSpec
-	(*durationpb.Duration)(nil),    // 55: google.protobuf.Duration
-	(Mode)(0),                      // 56: policyd.v1.Mode
-	(*Rejection)(nil),              // 57: policyd.v1.Rejection
-	(*Report)(nil),                 // 58: policyd.v1.Report
+	(*PeerStatus)(nil),             // 41: policyd.v1.PeerStatus
+	(*Traffic)(nil),                // 42: policyd.v1.Traffic
+	(*BreakerSummary)(nil),         // 43: policyd.v1.BreakerSummary
+	(*ErrorDetail)(nil),            // 44: policyd.v1.ErrorDetail
+	(*Violation)(nil),              // 45: policyd.v1.Violation
+	(*Conflict)(nil),               // 46: policyd.v1.Conflict
+	nil,                            // 47: policyd.v1.ListPoliciesRequest.LabelsEntry
+	nil,                            // 48: policyd.v1.SwitchPreview.ServicesEntry
+	nil,                            // 49: policyd.v1.Traffic.SuppressedPerSecondEntry
+	nil,                            // 50: policyd.v1.BreakerSummary.StatesEntry
+	(*Policy)(nil),                 // 51: policyd.v1.Policy
+	(*KillSwitch)(nil),             // 52: policyd.v1.KillSwitch
+	(*Actor)(nil),                  // 53: policyd.v1.Actor
+	(*timestamppb.Timestamp)(nil),  // 54: google.protobuf.Timestamp
+	(*SwitchSpec)(nil),             // 55: policyd.v1.SwitchSpec
+	(*durationpb.Duration)(nil),    // 56: google.protobuf.Duration
+	(Mode)(0),                      // 57: policyd.v1.Mode
+	(*Rejection)(nil),              // 58: policyd.v1.Rejection
+	(*Report)(nil),                 // 59: policyd.v1.Report
 }
 var file_policyd_v1_admin_proto_depIdxs = []int32{
-	50, // 0: policyd.v1.VersionedPolicy.policy:type_name -> policyd.v1.Policy
+	51, // 0: policyd.v1.VersionedPolicy.policy:type_name -> policyd.v1.Policy
 	36, // 1: policyd.v1.VersionedPolicy.progress:type_name -> policyd.v1.Progress
 	4,  // 2: policyd.v1.ApplyPoliciesRequest.changes:type_name -> policyd.v1.PolicyChange
 	5,  // 3: policyd.v1.ApplyPoliciesRequest.deletions:type_name -> policyd.v1.PolicyDeletion
-	50, // 4: policyd.v1.PolicyChange.policy:type_name -> policyd.v1.Policy
+	51, // 4: policyd.v1.PolicyChange.policy:type_name -> policyd.v1.Policy
 	7,  // 5: policyd.v1.ApplyPoliciesResponse.results:type_name -> policyd.v1.ChangeResult
 	0,  // 6: policyd.v1.ChangeResult.kind:type_name -> policyd.v1.ChangeKind
 	8,  // 7: policyd.v1.ChangeResult.fields:type_name -> policyd.v1.FieldChange
 	9,  // 8: policyd.v1.ChangeResult.findings:type_name -> policyd.v1.Finding
 	2,  // 9: policyd.v1.GetPolicyResponse.policy:type_name -> policyd.v1.VersionedPolicy
-	46, // 10: policyd.v1.ListPoliciesRequest.labels:type_name -> policyd.v1.ListPoliciesRequest.LabelsEntry
+	47, // 10: policyd.v1.ListPoliciesRequest.labels:type_name -> policyd.v1.ListPoliciesRequest.LabelsEntry
 	2,  // 11: policyd.v1.ListPoliciesResponse.policies:type_name -> policyd.v1.VersionedPolicy
 	16, // 12: policyd.v1.GetEffectiveResponse.values:type_name -> policyd.v1.EffectiveValue
-	51, // 13: policyd.v1.GetEffectiveResponse.switches:type_name -> policyd.v1.KillSwitch
+	52, // 13: policyd.v1.GetEffectiveResponse.switches:type_name -> policyd.v1.KillSwitch
 	36, // 14: policyd.v1.GetEffectiveResponse.progress:type_name -> policyd.v1.Progress
 	18, // 15: policyd.v1.EffectiveValue.origin:type_name -> policyd.v1.Origin
 	17, // 16: policyd.v1.EffectiveValue.shadows:type_name -> policyd.v1.ShadowedValue
 	18, // 17: policyd.v1.ShadowedValue.origin:type_name -> policyd.v1.Origin
-	52, // 18: policyd.v1.Origin.by:type_name -> policyd.v1.Actor
-	53, // 19: policyd.v1.Origin.at:type_name -> google.protobuf.Timestamp
-	54, // 20: policyd.v1.StartSwitchRequest.spec:type_name -> policyd.v1.SwitchSpec
-	55, // 21: policyd.v1.StartSwitchRequest.expires_in:type_name -> google.protobuf.Duration
-	53, // 22: policyd.v1.StartSwitchRequest.expires_at:type_name -> google.protobuf.Timestamp
+	53, // 18: policyd.v1.Origin.by:type_name -> policyd.v1.Actor
+	54, // 19: policyd.v1.Origin.at:type_name -> google.protobuf.Timestamp
+	55, // 20: policyd.v1.StartSwitchRequest.spec:type_name -> policyd.v1.SwitchSpec
+	56, // 21: policyd.v1.StartSwitchRequest.expires_in:type_name -> google.protobuf.Duration
+	54, // 22: policyd.v1.StartSwitchRequest.expires_at:type_name -> google.protobuf.Timestamp
 	22, // 23: policyd.v1.StartSwitchResponse.status:type_name -> policyd.v1.SwitchStatus
 	21, // 24: policyd.v1.StartSwitchResponse.preview:type_name -> policyd.v1.SwitchPreview
-	47, // 25: policyd.v1.SwitchPreview.services:type_name -> policyd.v1.SwitchPreview.ServicesEntry
-	51, // 26: policyd.v1.SwitchStatus.kill_switch:type_name -> policyd.v1.KillSwitch
+	48, // 25: policyd.v1.SwitchPreview.services:type_name -> policyd.v1.SwitchPreview.ServicesEntry
+	52, // 26: policyd.v1.SwitchStatus.kill_switch:type_name -> policyd.v1.KillSwitch
 	36, // 27: policyd.v1.SwitchStatus.progress:type_name -> policyd.v1.Progress
-	55, // 28: policyd.v1.SwitchStatus.left:type_name -> google.protobuf.Duration
+	56, // 28: policyd.v1.SwitchStatus.left:type_name -> google.protobuf.Duration
 	22, // 29: policyd.v1.GetSwitchResponse.status:type_name -> policyd.v1.SwitchStatus
-	55, // 30: policyd.v1.ListSwitchesRequest.within:type_name -> google.protobuf.Duration
+	56, // 30: policyd.v1.ListSwitchesRequest.within:type_name -> google.protobuf.Duration
 	22, // 31: policyd.v1.ListSwitchesResponse.switches:type_name -> policyd.v1.SwitchStatus
-	55, // 32: policyd.v1.ExtendSwitchRequest.by:type_name -> google.protobuf.Duration
+	56, // 32: policyd.v1.ExtendSwitchRequest.by:type_name -> google.protobuf.Duration
 	22, // 33: policyd.v1.ExtendSwitchResponse.status:type_name -> policyd.v1.SwitchStatus
 	22, // 34: policyd.v1.RevertSwitchesResponse.switches:type_name -> policyd.v1.SwitchStatus
-	56, // 35: policyd.v1.Instance.mode:type_name -> policyd.v1.Mode
+	57, // 35: policyd.v1.Instance.mode:type_name -> policyd.v1.Mode
 	1,  // 36: policyd.v1.Instance.state:type_name -> policyd.v1.InstanceState
-	53, // 37: policyd.v1.Instance.since:type_name -> google.protobuf.Timestamp
-	57, // 38: policyd.v1.Instance.rejected:type_name -> policyd.v1.Rejection
-	53, // 39: policyd.v1.Instance.connected_at:type_name -> google.protobuf.Timestamp
-	53, // 40: policyd.v1.Instance.last_seen:type_name -> google.protobuf.Timestamp
+	54, // 37: policyd.v1.Instance.since:type_name -> google.protobuf.Timestamp
+	58, // 38: policyd.v1.Instance.rejected:type_name -> policyd.v1.Rejection
+	54, // 39: policyd.v1.Instance.connected_at:type_name -> google.protobuf.Timestamp
+	54, // 40: policyd.v1.Instance.last_seen:type_name -> google.protobuf.Timestamp
 	1,  // 41: policyd.v1.ListInstancesRequest.state:type_name -> policyd.v1.InstanceState
 	31, // 42: policyd.v1.ListInstancesResponse.instances:type_name -> policyd.v1.Instance
 	31, // 43: policyd.v1.GetInstanceResponse.instance:type_name -> policyd.v1.Instance
-	58, // 44: policyd.v1.GetInstanceResponse.report:type_name -> policyd.v1.Report
-	53, // 45: policyd.v1.GetInstanceResponse.reported_at:type_name -> google.protobuf.Timestamp
+	59, // 44: policyd.v1.GetInstanceResponse.report:type_name -> policyd.v1.Report
+	54, // 45: policyd.v1.GetInstanceResponse.reported_at:type_name -> google.protobuf.Timestamp
 	36, // 46: policyd.v1.WatchProgressResponse.progress:type_name -> policyd.v1.Progress
 	31, // 47: policyd.v1.WatchProgressResponse.missing:type_name -> policyd.v1.Instance
-	53, // 48: policyd.v1.GetStatusResponse.server_time:type_name -> google.protobuf.Timestamp
-	53, // 49: policyd.v1.GetStatusResponse.store_as_of:type_name -> google.protobuf.Timestamp
+	54, // 48: policyd.v1.GetStatusResponse.server_time:type_name -> google.protobuf.Timestamp
+	54, // 49: policyd.v1.GetStatusResponse.store_as_of:type_name -> google.protobuf.Timestamp
 	22, // 50: policyd.v1.GetStatusResponse.switches:type_name -> policyd.v1.SwitchStatus
 	36, // 51: policyd.v1.GetStatusResponse.fleet:type_name -> policyd.v1.Progress
-	41, // 52: policyd.v1.GetStatusResponse.traffic:type_name -> policyd.v1.Traffic
-	42, // 53: policyd.v1.GetStatusResponse.breakers:type_name -> policyd.v1.BreakerSummary
-	48, // 54: policyd.v1.Traffic.suppressed_per_second:type_name -> policyd.v1.Traffic.SuppressedPerSecondEntry
-	49, // 55: policyd.v1.BreakerSummary.states:type_name -> policyd.v1.BreakerSummary.StatesEntry
-	44, // 56: policyd.v1.ErrorDetail.violations:type_name -> policyd.v1.Violation
-	45, // 57: policyd.v1.ErrorDetail.conflict:type_name -> policyd.v1.Conflict
-	52, // 58: policyd.v1.Conflict.by:type_name -> policyd.v1.Actor
-	53, // 59: policyd.v1.Conflict.at:type_name -> google.protobuf.Timestamp
-	50, // 60: policyd.v1.Conflict.current:type_name -> policyd.v1.Policy
-	3,  // 61: policyd.v1.AdminService.ApplyPolicies:input_type -> policyd.v1.ApplyPoliciesRequest
-	10, // 62: policyd.v1.AdminService.GetPolicy:input_type -> policyd.v1.GetPolicyRequest
-	12, // 63: policyd.v1.AdminService.ListPolicies:input_type -> policyd.v1.ListPoliciesRequest
-	14, // 64: policyd.v1.AdminService.GetEffective:input_type -> policyd.v1.GetEffectiveRequest
-	19, // 65: policyd.v1.AdminService.StartSwitch:input_type -> policyd.v1.StartSwitchRequest
-	23, // 66: policyd.v1.AdminService.GetSwitch:input_type -> policyd.v1.GetSwitchRequest
-	25, // 67: policyd.v1.AdminService.ListSwitches:input_type -> policyd.v1.ListSwitchesRequest
-	27, // 68: policyd.v1.AdminService.ExtendSwitch:input_type -> policyd.v1.ExtendSwitchRequest
-	29, // 69: policyd.v1.AdminService.RevertSwitches:input_type -> policyd.v1.RevertSwitchesRequest
-	32, // 70: policyd.v1.AdminService.ListInstances:input_type -> policyd.v1.ListInstancesRequest
-	34, // 71: policyd.v1.AdminService.GetInstance:input_type -> policyd.v1.GetInstanceRequest
-	37, // 72: policyd.v1.AdminService.WatchProgress:input_type -> policyd.v1.WatchProgressRequest
-	39, // 73: policyd.v1.AdminService.GetStatus:input_type -> policyd.v1.GetStatusRequest
-	6,  // 74: policyd.v1.AdminService.ApplyPolicies:output_type -> policyd.v1.ApplyPoliciesResponse
-	11, // 75: policyd.v1.AdminService.GetPolicy:output_type -> policyd.v1.GetPolicyResponse
-	13, // 76: policyd.v1.AdminService.ListPolicies:output_type -> policyd.v1.ListPoliciesResponse
-	15, // 77: policyd.v1.AdminService.GetEffective:output_type -> policyd.v1.GetEffectiveResponse
-	20, // 78: policyd.v1.AdminService.StartSwitch:output_type -> policyd.v1.StartSwitchResponse
-	24, // 79: policyd.v1.AdminService.GetSwitch:output_type -> policyd.v1.GetSwitchResponse
-	26, // 80: policyd.v1.AdminService.ListSwitches:output_type -> policyd.v1.ListSwitchesResponse
-	28, // 81: policyd.v1.AdminService.ExtendSwitch:output_type -> policyd.v1.ExtendSwitchResponse
-	30, // 82: policyd.v1.AdminService.RevertSwitches:output_type -> policyd.v1.RevertSwitchesResponse
-	33, // 83: policyd.v1.AdminService.ListInstances:output_type -> policyd.v1.ListInstancesResponse
-	35, // 84: policyd.v1.AdminService.GetInstance:output_type -> policyd.v1.GetInstanceResponse
-	38, // 85: policyd.v1.AdminService.WatchProgress:output_type -> policyd.v1.WatchProgressResponse
-	40, // 86: policyd.v1.AdminService.GetStatus:output_type -> policyd.v1.GetStatusResponse
-	74, // [74:87] is the sub-list for method output_type
-	61, // [61:74] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	42, // 52: policyd.v1.GetStatusResponse.traffic:type_name -> policyd.v1.Traffic
+	43, // 53: policyd.v1.GetStatusResponse.breakers:type_name -> policyd.v1.BreakerSummary
+	41, // 54: policyd.v1.GetStatusResponse.peers:type_name -> policyd.v1.PeerStatus
+	54, // 55: policyd.v1.PeerStatus.started_at:type_name -> google.protobuf.Timestamp
+	49, // 56: policyd.v1.Traffic.suppressed_per_second:type_name -> policyd.v1.Traffic.SuppressedPerSecondEntry
+	50, // 57: policyd.v1.BreakerSummary.states:type_name -> policyd.v1.BreakerSummary.StatesEntry
+	45, // 58: policyd.v1.ErrorDetail.violations:type_name -> policyd.v1.Violation
+	46, // 59: policyd.v1.ErrorDetail.conflict:type_name -> policyd.v1.Conflict
+	53, // 60: policyd.v1.Conflict.by:type_name -> policyd.v1.Actor
+	54, // 61: policyd.v1.Conflict.at:type_name -> google.protobuf.Timestamp
+	51, // 62: policyd.v1.Conflict.current:type_name -> policyd.v1.Policy
+	3,  // 63: policyd.v1.AdminService.ApplyPolicies:input_type -> policyd.v1.ApplyPoliciesRequest
+	10, // 64: policyd.v1.AdminService.GetPolicy:input_type -> policyd.v1.GetPolicyRequest
+	12, // 65: policyd.v1.AdminService.ListPolicies:input_type -> policyd.v1.ListPoliciesRequest
+	14, // 66: policyd.v1.AdminService.GetEffective:input_type -> policyd.v1.GetEffectiveRequest
+	19, // 67: policyd.v1.AdminService.StartSwitch:input_type -> policyd.v1.StartSwitchRequest
+	23, // 68: policyd.v1.AdminService.GetSwitch:input_type -> policyd.v1.GetSwitchRequest
+	25, // 69: policyd.v1.AdminService.ListSwitches:input_type -> policyd.v1.ListSwitchesRequest
+	27, // 70: policyd.v1.AdminService.ExtendSwitch:input_type -> policyd.v1.ExtendSwitchRequest
+	29, // 71: policyd.v1.AdminService.RevertSwitches:input_type -> policyd.v1.RevertSwitchesRequest
+	32, // 72: policyd.v1.AdminService.ListInstances:input_type -> policyd.v1.ListInstancesRequest
+	34, // 73: policyd.v1.AdminService.GetInstance:input_type -> policyd.v1.GetInstanceRequest
+	37, // 74: policyd.v1.AdminService.WatchProgress:input_type -> policyd.v1.WatchProgressRequest
+	39, // 75: policyd.v1.AdminService.GetStatus:input_type -> policyd.v1.GetStatusRequest
+	6,  // 76: policyd.v1.AdminService.ApplyPolicies:output_type -> policyd.v1.ApplyPoliciesResponse
+	11, // 77: policyd.v1.AdminService.GetPolicy:output_type -> policyd.v1.GetPolicyResponse
+	13, // 78: policyd.v1.AdminService.ListPolicies:output_type -> policyd.v1.ListPoliciesResponse
+	15, // 79: policyd.v1.AdminService.GetEffective:output_type -> policyd.v1.GetEffectiveResponse
+	20, // 80: policyd.v1.AdminService.StartSwitch:output_type -> policyd.v1.StartSwitchResponse
+	24, // 81: policyd.v1.AdminService.GetSwitch:output_type -> policyd.v1.GetSwitchResponse
+	26, // 82: policyd.v1.AdminService.ListSwitches:output_type -> policyd.v1.ListSwitchesResponse
+	28, // 83: policyd.v1.AdminService.ExtendSwitch:output_type -> policyd.v1.ExtendSwitchResponse
+	30, // 84: policyd.v1.AdminService.RevertSwitches:output_type -> policyd.v1.RevertSwitchesResponse
+	33, // 85: policyd.v1.AdminService.ListInstances:output_type -> policyd.v1.ListInstancesResponse
+	35, // 86: policyd.v1.AdminService.GetInstance:output_type -> policyd.v1.GetInstanceResponse
+	38, // 87: policyd.v1.AdminService.WatchProgress:output_type -> policyd.v1.WatchProgressResponse
+	40, // 88: policyd.v1.AdminService.GetStatus:output_type -> policyd.v1.GetStatusResponse
+	76, // [76:89] is the sub-list for method output_type
+	63, // [63:76] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_policyd_v1_admin_proto_init() }
@@ -3655,7 +3774,7 @@ func file_policyd_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_policyd_v1_admin_proto_rawDesc), len(file_policyd_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   48,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

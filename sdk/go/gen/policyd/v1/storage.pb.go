@@ -358,6 +358,77 @@ func (x *StoredAuditChange) GetAfter() string {
 	return ""
 }
 
+// StoredPeer announces a running replica under a lease.
+type StoredPeer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Random, new at each start.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// host:port of its gRPC.
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoredPeer) Reset() {
+	*x = StoredPeer{}
+	mi := &file_policyd_v1_storage_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoredPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoredPeer) ProtoMessage() {}
+
+func (x *StoredPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_policyd_v1_storage_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoredPeer.ProtoReflect.Descriptor instead.
+func (*StoredPeer) Descriptor() ([]byte, []int) {
+	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *StoredPeer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *StoredPeer) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *StoredPeer) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *StoredPeer) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
 var File_policyd_v1_storage_proto protoreflect.FileDescriptor
 
 const file_policyd_v1_storage_proto_rawDesc = "" +
@@ -389,7 +460,14 @@ const file_policyd_v1_storage_proto_rawDesc = "" +
 	"\x11StoredAuditChange\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +
-	"\x05after\x18\x03 \x01(\tR\x05afterB<Z:github.com/policyd/policyd/sdk/go/gen/policyd/v1;policydv1b\x06proto3"
+	"\x05after\x18\x03 \x01(\tR\x05after\"\x8b\x01\n" +
+	"\n" +
+	"StoredPeer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x129\n" +
+	"\n" +
+	"started_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAtB<Z:github.com/policyd/policyd/sdk/go/gen/policyd/v1;policydv1b\x06proto3"
 
 var (
 	file_policyd_v1_storage_proto_rawDescOnce sync.Once
@@ -403,26 +481,28 @@ func file_policyd_v1_storage_proto_rawDescGZIP() []byte {
 	return file_policyd_v1_storage_proto_rawDescData
 }
 
-var file_policyd_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_policyd_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_policyd_v1_storage_proto_goTypes = []any{
 	(*StoredEpoch)(nil),           // 0: policyd.v1.StoredEpoch
 	(*StoredTombstones)(nil),      // 1: policyd.v1.StoredTombstones
 	(*StoredDeletions)(nil),       // 2: policyd.v1.StoredDeletions
 	(*StoredAuditEntry)(nil),      // 3: policyd.v1.StoredAuditEntry
 	(*StoredAuditChange)(nil),     // 4: policyd.v1.StoredAuditChange
-	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
-	(*Actor)(nil),                 // 6: policyd.v1.Actor
+	(*StoredPeer)(nil),            // 5: policyd.v1.StoredPeer
+	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
+	(*Actor)(nil),                 // 7: policyd.v1.Actor
 }
 var file_policyd_v1_storage_proto_depIdxs = []int32{
-	5, // 0: policyd.v1.StoredTombstones.at:type_name -> google.protobuf.Timestamp
-	5, // 1: policyd.v1.StoredAuditEntry.at:type_name -> google.protobuf.Timestamp
-	6, // 2: policyd.v1.StoredAuditEntry.actor:type_name -> policyd.v1.Actor
+	6, // 0: policyd.v1.StoredTombstones.at:type_name -> google.protobuf.Timestamp
+	6, // 1: policyd.v1.StoredAuditEntry.at:type_name -> google.protobuf.Timestamp
+	7, // 2: policyd.v1.StoredAuditEntry.actor:type_name -> policyd.v1.Actor
 	4, // 3: policyd.v1.StoredAuditEntry.changes:type_name -> policyd.v1.StoredAuditChange
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	6, // 4: policyd.v1.StoredPeer.started_at:type_name -> google.protobuf.Timestamp
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_policyd_v1_storage_proto_init() }
@@ -437,7 +517,7 @@ func file_policyd_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_policyd_v1_storage_proto_rawDesc), len(file_policyd_v1_storage_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

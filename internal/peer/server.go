@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer
+
+import (
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/policyd/policyd/internal/fleet"
+	"github.com/policyd/policyd/internal/wire"
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+)
+
+// perMessage is how many instances one message carries at most.
+const perMessage = 500
+
+// Server implements PeerService for this replica's registry. Safe for concurrent use.
+type Server struct {
+	policydv1.UnimplementedPeerServiceServer
+
+	fleet    *fleet.Registry
+	draining chan struct{}
+	once     sync.Once
+}
+
+// NewServer returns a Server.
+func NewServer(registry *fleet.Registry) *Server {
+	return &Server{fleet: registry, draining: make(chan struct{})}
+}
+
+// Register adds the service to a server.
+func (s *Server) Register(to grpc.ServiceRegistrar) { policydv1.RegisterPeerServiceServer(to, s) }
+
+// Drain ends all streams and refuses new ones.
+func (s *Server) Drain() { s.once.Do(func() { close(s.draining) }) }
+
+// WatchFleet implements policydv1.PeerServiceServer.
+func (s *Server) WatchFleet(_ *policydv1.WatchFleetRequest, stream grpc.ServerStreamingServer[policydv1.WatchFleetResponse]) error {
+	ctx := stream.Context()
+	for point, first := int64(0), true; ; first = false {
+		// Taken before the look, so that no change falls between the two.
+		changed := s.fleet.Changed()
+		instances, next := s.fleet.LocalSince(point)
+		if err := send(stream, instances, first); err != nil {
+			return err
+		}
+		point = next
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.draining:
+			return status.Error(codes.Unavailable, "policyd is stopping")
+		}
+	}
+}
+
+// send splits instances over messages; the last one completes the first answer.
+func send(stream grpc.ServerStreamingServer[policydv1.WatchFleetResponse], instances []fleet.Instance, first bool) error {
+	for part := instances; first || len(part) > 0; {
+		n := min(len(part), perMessage)
+		message := &policydv1.WatchFleetResponse{
+			ServerTime: timestamppb.New(time.Now()),
+			Instances:  make([]*policydv1.PeerInstance, n),
+			Complete:   first && n == len(part),
+		}
+		for i := range n {
+			message.Instances[i] = instanceProto(&part[i])
+		}
+		if err := stream.Send(message); err != nil {
+			return err
+		}
+		part = part[n:]
+		if message.Complete {
+			return nil
+		}
+	}
+	return nil
+}
+
+func instanceProto(in *fleet.Instance) *policydv1.PeerInstance {
+	p := &policydv1.PeerInstance{Instance: wire.InstanceProto(in), Drill: in.Drill}
+	if in.Report != nil {
+		p.Report, p.ReportedAt = wire.ReportProto(in.Report), timestamppb.New(in.ReportedAt)
+	}
+	return p
+}
