@@ -165,9 +165,9 @@ func (c *Client) breakerTurned(e *endpoint, ch *engine.BreakerChange) {
 		c.cfg.logger.Info("breaker half-open", attrs...)
 	case forced(ch.From) || forced(ch.To):
 		// The line about the kill switch says it once for all endpoints.
-		c.cfg.logger.Debug("breaker "+event.To, attrs...)
+		c.cfg.logger.Debug("breaker forced or released", append(attrs, "to", event.To)...)
 	default:
-		c.cfg.logger.Info("breaker "+event.To, attrs...)
+		c.cfg.logger.Info("breaker closed", attrs...)
 	}
 	c.breakerChanged(event)
 }

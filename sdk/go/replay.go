@@ -58,7 +58,7 @@ func (b *requestBody) first() io.ReadCloser {
 		return nil
 	}
 	if b.keep != nil {
-		r, _ := b.keep.next(context.Background()) // nobody is before it
+		r, _ := b.keep.hand()
 		return r
 	}
 	b.passed = true
@@ -151,6 +151,11 @@ func (k *keptBody) next(ctx context.Context) (io.ReadCloser, bool) {
 		}
 	}
 	defer func() { <-k.reading }()
+	return k.hand()
+}
+
+// hand gives the body to the next attempt, while nobody reads it.
+func (k *keptBody) hand() (io.ReadCloser, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.lost {
