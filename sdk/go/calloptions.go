@@ -18,6 +18,8 @@ type callConfig struct {
 	key    string
 	repeat repeat
 	oneTry bool
+	// concurrent: fn may run several times at once
+	concurrent bool
 }
 
 // repeat is what the application said about repeating a call.
@@ -58,6 +60,14 @@ func IdempotencyKey(key string) CallOption {
 // WithoutRetry makes one attempt. Breakers still apply.
 func WithoutRetry() CallOption {
 	return func(cfg *callConfig) { cfg.oneTry = true }
+}
+
+// Concurrent says that the fn of [Do] may run several times at once, so that a policy may
+// hedge: start it again while it is slow, and cancel the context of the one that is not
+// needed. Without it fn never runs beside itself, whatever the policy says. HTTP calls need
+// no such word.
+func Concurrent() CallOption {
+	return func(cfg *callConfig) { cfg.concurrent = true }
 }
 
 // WithCall returns a context whose calls, HTTP and [Do] alike, are treated as opts say.

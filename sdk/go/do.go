@@ -35,10 +35,17 @@ func Do[T any](ctx context.Context, endpoint string, fn func(context.Context) (T
 	defer r.guard()
 	_, response := any(&none).(**http.Response)
 	for attempt := &r.mark; ; attempt = r.next(ctx) {
-		r.open(ctx, attempt, response)
-		v, err := fn(attempt) //nolint:contextcheck // attempt is ctx
-		resp, _ := any(v).(*http.Response)
-		again, err := r.took(ctx, attempt, resp, err)
+		var v T
+		var err error
+		if after, ok := r.parallel(); ok {
+			v = raceDo(ctx, r, attempt, response, after, fn)
+		} else {
+			r.sent = sent{}
+			r.open(ctx, attempt, response, &r.sent)
+			v, err = fn(attempt) //nolint:contextcheck // attempt is ctx
+			r.shut(ctx, attempt, asResponse(v), err, &r.sent)
+		}
+		again, err := r.after(ctx, nil, &r.sent, r.judge(), nil)
 		switch {
 		case again:
 		case err != nil && response:
@@ -123,22 +130,25 @@ func (c *Client) repeats(ep *endpoint, p *engine.Policy) bool {
 
 // open gives the attempt its context. It ends when fn returns, except that of a response,
 // which has no deadline of its own, so that the body may take longer.
-func (r *run) open(ctx context.Context, attempt *mark, response bool) {
-	r.sent = sent{}
+func (r *run) open(ctx context.Context, attempt *mark, response bool, s *sent) {
 	if response {
-		r.arm(ctx, attempt, &r.sent)
+		r.arm(ctx, attempt, s)
 		return
 	}
 	if d, overall, ok := r.limit(ctx); ok {
-		attempt.Context, r.sent.cancel = context.WithTimeoutCause(ctx, d, r.cutShort(overall))
+		attempt.Context, s.cancel = context.WithTimeoutCause(ctx, d, r.cutShort(overall))
 		return
 	}
-	attempt.Context, r.sent.cancel = context.WithCancel(ctx)
+	attempt.Context, s.cancel = context.WithCancel(ctx)
 }
 
-// took takes what fn returned.
-func (r *run) took(ctx context.Context, attempt *mark, resp *http.Response, err error) (bool, error) {
-	s := &r.sent
+func asResponse(v any) *http.Response {
+	resp, _ := v.(*http.Response)
+	return resp
+}
+
+// shut takes what fn returned and ends the attempt's time limit.
+func (r *run) shut(ctx context.Context, attempt *mark, resp *http.Response, err error, s *sent) {
 	s.resp, s.err = resp, err
 	if s.err != nil {
 		s.resp = nil
@@ -153,7 +163,6 @@ func (r *run) took(ctx context.Context, attempt *mark, resp *http.Response, err 
 		s.cancel()
 		s.cancel = nil
 	}
-	return r.after(ctx, nil, s, r.judge(), nil)
 }
 
 // guard settles the attempt of a fn that panicked.

@@ -125,7 +125,7 @@ func TestPolicyFile_with_a_document_for_a_newer_SDK_serves_the_rest(t *testing.T
 		return `{"apiVersion":"policyd/v1","kind":"RetryPolicy","metadata":{"scope":"` + scope + `"},"spec":` + spec + `}`
 	}
 	content := `{"apiVersion":"policyd/v1","kind":"List","revision":12,"items":[` +
-		doc("shop/pay", `{"maxAttempts":5}`) + "," + doc("shop/search", `{"maxAttempts":5,"hedging":{"max":2}}`) + `]}`
+		doc("shop/pay", `{"maxAttempts":5}`) + "," + doc("shop/search", `{"maxAttempts":5,"offlineQueue":{"maxItems":2}}`) + `]}`
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func TestPolicyFile_with_a_document_for_a_newer_SDK_serves_the_rest(t *testing.T
 	if a, b := maxAttempts(c, "shop/pay/x"), maxAttempts(c, "shop/search/x"); a != 5 || b != 3 {
 		t.Errorf("pay %d, search %d; want 5 and the built-in 3", a, b)
 	}
-	if err := c.Status().LastErr; err == nil || !strings.Contains(err.Error(), "shop/search at revision 12 is rejected: hedging.max: not supported by this SDK") {
+	if err := c.Status().LastErr; err == nil || !strings.Contains(err.Error(), "shop/search at revision 12 is rejected: offlineQueue.maxItems: not supported by this SDK") {
 		t.Errorf("last error %v", err)
 	}
 	if log.count("WARN policy rejected", "scope=shop/search") != 1 {

@@ -84,6 +84,17 @@ func (b *requestBody) prepare(ctx context.Context) (err error) {
 	return err
 }
 
+// spare closes what prepare has readied for an attempt that is not made.
+func (b *requestBody) spare() {
+	if b != nil && b.coming != nil {
+		_ = b.coming.Close()
+		b.coming = nil
+	}
+}
+
+// parallel reports whether several attempts may read the body at once.
+func (b *requestBody) parallel() bool { return b == nil || b.again != nil }
+
 // next returns what prepare has readied.
 func (b *requestBody) next() io.ReadCloser {
 	if b == nil {

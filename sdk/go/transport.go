@@ -138,7 +138,12 @@ func (x *exchange) run(ctx context.Context) (*http.Response, error) {
 	defer x.guard()
 	body := x.body.first()
 	for attempt := &x.mark; ; attempt = x.next(ctx) {
-		s := x.send(ctx, attempt, body)
+		var s sent
+		if after, ok := x.hedges(); ok && x.body.parallel() {
+			s = x.race(ctx, attempt, body, after)
+		} else {
+			s = x.send(ctx, attempt, body)
+		}
 		again, err := x.after(ctx, x.req.Cancel, &s, x.judge(&s), x.body.prepare) //nolint:staticcheck // callers may still set Cancel
 		if !again {
 			x.body.done()
@@ -161,7 +166,13 @@ func (x *exchange) guard() {
 // send makes one attempt.
 func (x *exchange) send(ctx context.Context, attempt *mark, body io.ReadCloser) (s sent) {
 	x.arm(ctx, attempt, &s)
-	s.req = x.request(attempt, body)        //nolint:contextcheck // attempt is ctx
+	s.req = x.request(attempt, body) //nolint:contextcheck // attempt is ctx
+	x.trip(ctx, &s)
+	return s
+}
+
+// trip sends the request of an attempt and awaits its answer.
+func (x *exchange) trip(ctx context.Context, s *sent) {
 	s.resp, s.err = x.base.RoundTrip(s.req) //nolint:bodyclose // the caller does, or discard
 	switch {
 	case s.err == nil && s.resp == nil:
@@ -169,8 +180,7 @@ func (x *exchange) send(ctx context.Context, attempt *mark, body io.ReadCloser) 
 	case s.err != nil && s.resp != nil: // against the contract, but bodies must not leak
 		s.fail(s.err)
 	}
-	x.disarm(ctx, &s)
-	return s
+	x.disarm(ctx, s)
 }
 
 var errNoResponse = errors.New("policyd: the transport returned neither a response nor an error")

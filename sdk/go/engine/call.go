@@ -61,6 +61,8 @@ type Decision struct {
 	Retry bool
 	// Queued: all slots are taken. Wait for Turn, then ask Enter. Answer of Begin.
 	Queued bool
+	// Pending: other attempts of the call are still in progress. Answer of SettleAttempt.
+	Pending bool
 	// Observed: Code or Wait tell what would have been done, had the policy not been
 	// observed only.
 	Observed bool

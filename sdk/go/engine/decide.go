@@ -140,20 +140,39 @@ func (c *Call) settle(now Instant, o *Outcome) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now = e.tick(now)
+	eff := e.effects(now)
+	c.loseOthers(now)
+	c.conclude(now, c.attempts, o, &eff)
+	d.Breaker = e.leave(now, &eff)
+}
+
+// count takes the outcome of an attempt into the breaker and the counters.
+func (c *Call) count(now Instant, number uint8, o *Outcome) (class Class, retryable bool) {
+	e := c.e
 	p := e.policy.Load()
-	class, retryable := o.classify(c.p, c.keyed)
+	class, retryable = o.classify(c.p, c.keyed)
 	if c.counts && p.Breaker.Enabled {
 		c.attempt.class = class
 		e.breaker.settle(&p.Breaker, c.attempt, now, e.random)
 	}
-	e.counters.attempt(class, c.attempts)
-	eff := e.effects(now)
+	e.counters.attempt(class, number)
+	return class, retryable
+}
+
+// conclude takes the outcome of the attempt that decides how the call goes on.
+func (c *Call) conclude(now Instant, number uint8, o *Outcome, eff *Effects) {
+	e, d := c.e, &c.decision
+	p := e.policy.Load()
+	class, retryable := c.count(now, number, o)
+	if number == 1 && (class == Success || class == Refused) {
+		e.learn(c.attempt.took)
+	}
 	e.budget.fit(&p.Budget, eff.Factor, now)
 	switch {
 	case e.mode == ModeOff:
 		c.end(class)
 	case retryable:
-		*d = c.decide(now, o, &eff)
+		*d = c.decide(now, o, eff)
 	case c.keyed && o.Kind == OutcomeHTTP && o.Code == statusUnprocessable:
 		d.Code = CodeConflict
 		e.counters.suppressed[byConflict]++
@@ -161,7 +180,6 @@ func (c *Call) settle(now Instant, o *Outcome) {
 	default:
 		c.end(class)
 	}
-	d.Breaker = e.leave(now, &eff)
 }
 
 // decide says whether a call whose attempt failed waits for a retry. The conditions come in
@@ -237,11 +255,11 @@ func (c *Call) end(class Class) {
 	c.leaveSlot()
 	switch class {
 	case Success, Refused:
-		if c.attempts > 1 {
+		if c.rescued() {
 			e.counters.rescued++
 		} else {
 			e.counters.ok++
-			if class == Success {
+			if class == Success && c.attempts == 1 {
 				e.budget.tokens.credit(&e.policy.Load().Budget.Tokens, 1)
 			}
 		}
@@ -252,6 +270,12 @@ func (c *Call) end(class Class) {
 	case Neutral:
 		e.counters.cancelled++
 	}
+}
+
+// rescued reports whether an attempt of the call failed before the one that answered.
+func (c *Call) rescued() bool {
+	r := c.race()
+	return c.attempts > 1 && (r == nil || r.failed || int(c.attempts) > 1+r.hedges)
 }
 
 // resume decides on a retry under the lock.

@@ -140,6 +140,7 @@ func NewEndpoint(c Config, p *Policy, o Overlay, now Instant) *Endpoint {
 	e.budget = newBudget(&p.Budget, e.effects(now).Factor, now)
 	e.gate = newGate(&p.Budget.SuccessGate, now)
 	e.breaker = newBreaker(&p.Breaker, now)
+	e.fitExtras(p)
 	eff := e.effects(now)
 	e.reported = e.reports(&eff)
 	e.rearm(now, &eff)
@@ -254,11 +255,7 @@ func (e *Endpoint) rearm(now Instant, eff *Effects) {
 	if p.Extras.locks() {
 		fast, shut = math.MinInt64, shutter{}
 	}
-	slow := int64(math.MaxInt64)
-	if p.Breaker.Enabled && p.Breaker.Slow.Enabled {
-		slow = int64(p.Breaker.Slow.LongerThan)
-	}
-	e.slowAfter.Store(slow)
+	e.slowAfter.Store(e.patience(p))
 	e.generation.Store(b.generation)
 	if *e.shutter.Load() != shut {
 		s := shut

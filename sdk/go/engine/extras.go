@@ -6,6 +6,7 @@ package engine
 // of them has none, so that it stays small.
 type Extras struct {
 	Concurrency ConcurrencyPolicy
+	Hedging     HedgingPolicy
 }
 
 // Equal reports whether two policies decide alike.
@@ -21,7 +22,7 @@ func (p *Policy) Equal(q *Policy) bool {
 func (x *Extras) locks() bool { return x != nil && x.Concurrency.Enabled }
 
 func compileExtras(c compiler) *Extras {
-	x := Extras{Concurrency: compileConcurrency(c)}
+	x := Extras{Concurrency: compileConcurrency(c), Hedging: compileHedging(c)}
 	if x == (Extras{}) {
 		return nil
 	}
@@ -32,6 +33,7 @@ func compileExtras(c compiler) *Extras {
 // Endpoint.mu.
 type extras struct {
 	limiter limiter
+	took    *sketch // of first attempts; nil unless the policy asks for a quantile
 }
 
 func (e *Endpoint) extra() *extras {
@@ -43,6 +45,7 @@ func (e *Endpoint) extra() *extras {
 
 // fitExtras makes the state that of p.
 func (e *Endpoint) fitExtras(p *Policy) {
+	e.fitSketch(p)
 	if e.more != nil {
 		e.more.limiter.grant(e.room(p))
 	}
@@ -51,4 +54,5 @@ func (e *Endpoint) fitExtras(p *Policy) {
 // callExtras is what a call holds of an endpoint's extras beside its slot.
 type callExtras struct {
 	ticket *ticket // its place in the queue
+	race   race    // of attempts at once
 }

@@ -78,9 +78,9 @@ func buildFieldSpecs() (t [numFields]FieldSpec) {
 	t[BreakerReopenJitter] = ratio("breaker.reopen.jitter", 0.1, "Share added to openFor at most, so that a fleet does not probe in step.")
 	t[BreakerRecoverOver] = duration("breaker.recover.over", 10*time.Second, 0, 10*time.Minute, "Time over which the admitted share rises from 10 % to 100 % after closing; 0: at once.")
 
-	t[HedgingEnabled] = flag("hedging.enabled", false, "Send again while the first attempt is slow; on when the block is set.").later()
-	t[HedgingAfter] = text("hedging.after", "Wait before the extra send: a duration or p95.").def(Text("p95")).later()
-	t[HedgingMax] = integer("hedging.max", 1, 1, 2, "Extra sends; they count against the budget.").later()
+	t[HedgingEnabled] = flag("hedging.enabled", false, "Send again while the first attempt is slow; on when the block is set.")
+	t[HedgingAfter] = text("hedging.after", "Wait before the extra send: a duration, or p95 of what first attempts take.").def(Text("p95"))
+	t[HedgingMax] = integer("hedging.max", 1, 1, 2, "Extra sends per call; they count against maxAttempts and the budget.")
 
 	t[ConcurrencyEnabled] = flag("concurrency.enabled", false, "Bound the calls at once; on when the block is set.")
 	t[ConcurrencyLimit] = integer("concurrency.limit", 64, 1, 100_000, "Calls at once on one instance; a call keeps its slot to its end, waits between attempts included.")

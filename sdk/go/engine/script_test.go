@@ -56,6 +56,9 @@ type scriptStep struct {
 	NotSent    bool
 	BodyLost   bool
 	Enter      string
+	Hedge      string
+	HedgeAfter string
+	Attempt    int // of settle, among several at once
 	Resume     string
 	Abandon    string
 
@@ -82,6 +85,17 @@ type scriptRun struct {
 	mode    engine.Mode
 	draws   []uint64
 	drawn   int
+}
+
+// runScriptsBeside is runScripts for a file that has quantiles beside its scripts.
+func runScriptsBeside(t *testing.T, file string) {
+	t.Helper()
+	var vectors struct {
+		scriptFile
+		Quantiles json.RawMessage
+	}
+	readVectors(t, file, &vectors)
+	runCases(t, &vectors.scriptFile)
 }
 
 func runScripts(t *testing.T, file string, only ...string) {
@@ -198,10 +212,22 @@ func (r *scriptRun) step(at engine.Instant, s *scriptStep) []string {
 	case s.Settle != "":
 		return r.each(s.Settle, s.First, func(c *engine.Call) *engine.Decision {
 			o := r.outcome(s)
+			if s.Attempt > 0 {
+				return c.SettleAttempt(at, s.Attempt, o)
+			}
 			if o.Kind == engine.OutcomeOK && c.Succeed() {
 				return &engine.Decision{}
 			}
 			return c.Settle(at, o)
+		})
+	case s.Hedge != "":
+		return r.peek(s.Hedge, s.First, func(c *engine.Call) string { return say(c.Hedge(at)) })
+	case s.HedgeAfter != "":
+		return r.peek(s.HedgeAfter, s.First, func(c *engine.Call) string {
+			if d, ok := c.HedgeAfter(); ok {
+				return d.String()
+			}
+			return "none"
 		})
 	case s.Enter != "":
 		return r.each(s.Enter, s.First, func(c *engine.Call) *engine.Decision { return c.Enter(at) })
@@ -266,11 +292,27 @@ func (r *scriptRun) each(group string, first int, ask func(*engine.Call) *engine
 	for _, c := range calls[:first] {
 		d := ask(c)
 		told = append(told, say(d))
-		if d.Retry || d.Proceed {
+		if d.Retry || d.Proceed || d.Pending {
 			later = append(later, c)
 		}
 	}
 	r.calls[group] = later
+	return told
+}
+
+// peek asks the calls of a group, or its first few, something that ends none of them.
+func (r *scriptRun) peek(group string, first int, ask func(*engine.Call) string) []string {
+	calls := r.calls[group]
+	if len(calls) == 0 {
+		r.t.Fatalf("no calls %q", group)
+	}
+	if first == 0 {
+		first = len(calls)
+	}
+	var told []string
+	for _, c := range calls[:first] {
+		told = append(told, ask(c))
+	}
 	return told
 }
 
@@ -314,6 +356,8 @@ func (r *scriptRun) outcome(s *scriptStep) engine.Outcome {
 func say(d *engine.Decision) string {
 	said := "end"
 	switch {
+	case d.Pending:
+		said = "pending"
 	case d.Queued:
 		said = "queued"
 	case d.Retry:
@@ -363,7 +407,7 @@ func (r *scriptRun) stats(at engine.Instant, step *scriptStep) {
 	s := r.e.Stats(at)
 	have := map[string]any{
 		"calls": s.Calls, "attempts": s.Attempts(), "ok": s.OK, "rescued": s.Rescued, "failed": s.Failed,
-		"cancelled": s.Cancelled, "rejected": s.Rejected, "retries": s.Retries, "observed": s.Observed,
+		"cancelled": s.Cancelled, "rejected": s.Rejected, "retries": s.Retries, "hedges": s.Hedges, "observed": s.Observed,
 		"breaker": s.Breaker.State.String(), "rule": s.Breaker.Rule.String(), "until": time.Duration(s.Breaker.Until).String(),
 		"admitted": s.Breaker.Admitted, "probes": s.Breaker.Probes, "succeeded": s.Breaker.Succeeded, "needed": s.Breaker.Needed,
 		"allowed": s.Budget.Allowed, "used": s.Budget.Used, "left": s.Budget.Left,

@@ -12,6 +12,7 @@ type Stats struct {
 	Failed    uint64
 	Cancelled uint64 // by the caller, during an attempt
 	Rejected  uint64 // refused before the first attempt
+	Hedges    uint64 // sent beside a slow attempt
 	// Retries sent, and the attempts of either kind that failed.
 	Retries, FirstFailed, RetriesFailed uint64
 	// Observed are retries that would have been made, had the policy not been observed only.
@@ -28,7 +29,7 @@ type Stats struct {
 }
 
 // Attempts is the number of attempts sent.
-func (s *Stats) Attempts() uint64 { return s.Calls - s.Rejected + s.Retries }
+func (s *Stats) Attempts() uint64 { return s.Calls - s.Rejected + s.Retries + s.Hedges }
 
 // Suppressed is the number of retries that a reason of Codes prevented. Under an observed
 // policy it also counts what would have been prevented, first attempts included.
@@ -63,9 +64,9 @@ type BudgetStatus struct {
 
 // counters are guarded by Endpoint.mu.
 type counters struct {
-	calls, ok, rescued, failed, cancelled, rejected uint64
-	retries, firstFailed, retriesFailed, observed   uint64
-	suppressed                                      [numReasons]uint64
+	calls, ok, rescued, failed, cancelled, rejected       uint64
+	retries, hedges, firstFailed, retriesFailed, observed uint64
+	suppressed                                            [numReasons]uint64
 }
 
 // attempt counts a failed attempt.
@@ -93,7 +94,7 @@ func (e *Endpoint) Stats(now Instant) Stats {
 	s := Stats{
 		Calls: c.calls + c.rejected + refused, OK: c.ok, Rescued: c.rescued, Failed: c.failed,
 		Cancelled: c.cancelled, Rejected: c.rejected + refused,
-		Retries: c.retries, FirstFailed: c.firstFailed, RetriesFailed: c.retriesFailed,
+		Retries: c.retries, Hedges: c.hedges, FirstFailed: c.firstFailed, RetriesFailed: c.retriesFailed,
 		Observed: c.observed, suppressed: c.suppressed,
 		Breaker:     e.breakerStatus(p, &eff, now),
 		Budget:      e.budgetStatus(p, &eff),
