@@ -5,10 +5,13 @@ package push_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -23,6 +26,7 @@ import (
 	"github.com/policyd/policyd/internal/fleet"
 	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/internal/push"
+	"github.com/policyd/policyd/internal/push/lean"
 	"github.com/policyd/policyd/sdk/go/engine"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
@@ -37,7 +41,7 @@ type bench struct {
 	*push.Hub
 	fleet  *fleet.Registry
 	addr   string
-	server *grpc.Server
+	server server
 	stop   func()
 
 	mu       sync.Mutex
@@ -45,6 +49,67 @@ type bench struct {
 	revision policy.Revision
 	since    policy.Revision
 	docs     map[string]policy.Change
+}
+
+// server is one of the two transports.
+type server interface {
+	grpc.ServiceRegistrar
+	Serve(net.Listener) error
+	GracefulStop()
+	Stop()
+}
+
+// leanVariable makes a run of the tests use the other transport; see TestLean.
+const leanVariable = "POLICYD_TEST_LEAN"
+
+func overLean() bool { return os.Getenv(leanVariable) != "" }
+
+// TestLean runs all tests of this package once more, over the lean transport.
+func TestLean_holds_whatever_the_other_transport_does(t *testing.T) {
+	if overLean() {
+		t.Skip("this is that run")
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=10m", "-test.run="+flag.Lookup("test.run").Value.String())
+	if testing.Short() {
+		cmd.Args = append(cmd.Args, "-test.short")
+	}
+	cmd.Env = append(os.Environ(), leanVariable+"=1")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS: TestO_PU_01_", "the run had tests")
+}
+
+// leanServer is the lean transport with grpc-go's server behind it.
+type leanServer struct {
+	*lean.Server
+	rest *grpc.Server
+}
+
+func newLeanServer(opts ...grpc.ServerOption) (*leanServer, error) {
+	l, err := lean.New(lean.Config{Codec: push.Codec(), Logger: slog.New(slog.DiscardHandler)})
+	return &leanServer{Server: l, rest: grpc.NewServer(opts...)}, err
+}
+
+func (s *leanServer) RegisterService(d *grpc.ServiceDesc, impl any) {
+	s.Server.RegisterService(d, impl)
+	s.rest.RegisterService(d, impl)
+}
+
+func (s *leanServer) Serve(l net.Listener) error {
+	var rest sync.WaitGroup
+	defer rest.Wait()
+	rest.Go(func() { _ = s.rest.Serve(s.Others()) })
+	return s.Server.Serve(l)
+}
+
+func (s *leanServer) GracefulStop() {
+	s.Shutdown(context.Background())
+	s.rest.GracefulStop()
+}
+
+func (s *leanServer) Stop() {
+	s.Close()
+	s.rest.Stop()
 }
 
 func start(t *testing.T, change func(*push.Config)) *bench {
@@ -64,7 +129,10 @@ func startOn(t *testing.T, l net.Listener, change func(*push.Config), opts ...gr
 	var err error
 	b.Hub, err = push.New(cfg)
 	require.NoError(t, err)
-	b.server = grpc.NewServer(opts...)
+	if b.server = grpc.NewServer(opts...); overLean() {
+		b.server, err = newLeanServer(opts...)
+		require.NoError(t, err)
+	}
 	b.Register(b.server)
 	b.addr = l.Addr().String()
 

@@ -7,9 +7,14 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 )
+
+// Codec returns what a transport other than grpc-go's server needs to serve a Hub: messages
+// are encoded once for all streams, and the bytes are shared.
+func Codec() encoding.CodecV2 { return newCodec() }
 
 // window is HTTP/2's smallest flow-control window.
 const window = 64 << 10

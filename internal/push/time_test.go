@@ -80,6 +80,9 @@ func TestO_PU_09_pings_of_the_SDK_are_welcome(t *testing.T) {
 	require.EqualValues(t, 1, idle(t, true, push.ServerOptions()...), "an idle watch")
 	require.EqualValues(t, 1, idle(t, false, push.ServerOptions()...), "no call at all")
 
+	if overLean() {
+		return // what follows is about grpc's own options
+	}
 	strict := append(push.ServerOptions(), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{}))
 	require.Greater(t, idle(t, true, strict...), int64(1), "gRPC's own default does not fit")
 }
