@@ -331,7 +331,9 @@ func (k *call) retrying(ctx context.Context, d *engine.Decision, cause error, st
 		return
 	}
 	next := Attempt{Number: k.engine.Attempts() + 1, Max: k.tries, IdempotencyKey: k.key}
-	k.client.retrying(ctx, RetryEvent{Endpoint: k.ep.name, Next: next, Wait: d.Wait, Cause: cause, Status: status})
+	k.client.retrying(ctx, RetryEvent{
+		Endpoint: k.ep.name, Next: next, Wait: d.Wait, Cause: cause, Status: status, Unmatched: k.ep.unmatched,
+	})
 }
 
 // next returns the context of a further attempt.

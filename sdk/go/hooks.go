@@ -21,6 +21,46 @@ type Hooks struct {
 	OnBreaker func(e BreakerEvent)
 	OnPolicy  func(e PolicyEvent)
 	OnSwitch  func(s Switch, active bool)
+	// OnClient is given the client before New returns it, on New's goroutine.
+	OnClient func(c *Client)
+}
+
+// and returns hooks that tell both, h first, also when one panics.
+func (h Hooks) and(o Hooks) Hooks {
+	return Hooks{
+		OnRetry:   both2(h.OnRetry, o.OnRetry),
+		OnGiveUp:  both2(h.OnGiveUp, o.OnGiveUp),
+		OnBreaker: both(h.OnBreaker, o.OnBreaker),
+		OnPolicy:  both(h.OnPolicy, o.OnPolicy),
+		OnSwitch:  both2(h.OnSwitch, o.OnSwitch),
+		OnClient:  both(h.OnClient, o.OnClient),
+	}
+}
+
+func both[A any](f, g func(A)) func(A) {
+	if f == nil || g == nil {
+		if f == nil {
+			f = g
+		}
+		return f
+	}
+	return func(a A) {
+		defer g(a)
+		f(a)
+	}
+}
+
+func both2[A, B any](f, g func(A, B)) func(A, B) {
+	if f == nil || g == nil {
+		if f == nil {
+			f = g
+		}
+		return f
+	}
+	return func(a A, b B) {
+		defer g(a, b)
+		f(a, b)
+	}
 }
 
 // RetryEvent is told before the wait that precedes an attempt.
@@ -30,6 +70,9 @@ type RetryEvent struct {
 	Wait     time.Duration
 	Cause    error
 	Status   int // HTTP status of the last answer, 0 without one
+	// Unmatched: no policy and no route names the endpoint, which is a host then. Metrics
+	// should count it under one name: hosts can be many.
+	Unmatched bool
 }
 
 // BreakerEvent is a change of a breaker's state.

@@ -152,9 +152,10 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// WithHooks sets functions that are told of decisions and state changes. Default none.
+// WithHooks adds functions that are told of decisions and state changes; those of several
+// WithHooks are told in turn. Default none.
 func WithHooks(h Hooks) Option {
-	return func(c *config) { c.hooks = h }
+	return func(c *config) { c.hooks = c.hooks.and(h) }
 }
 
 func newConfig(env environment, opts []Option) (config, error) {

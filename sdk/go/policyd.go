@@ -100,6 +100,7 @@ func New(opts ...Option) (*Client, error) {
 	if err := c.loadStart(); err != nil {
 		return nil, err
 	}
+	c.made()
 	return c, nil
 }
 
@@ -114,7 +115,15 @@ func lenient(opts []Option) *Client {
 	if err := errors.Join(err, c.loadStart()); err != nil {
 		cfg.logger.Error("policyd configuration has errors; what is wrong is left out", "error", err)
 	}
+	c.made()
 	return c
+}
+
+// made tells of the new client.
+func (c *Client) made() {
+	if hook := c.cfg.hooks.OnClient; hook != nil {
+		c.notify.guard(func() { hook(c) })
+	}
 }
 
 // Default returns the process-wide client built from the environment on first use. It never

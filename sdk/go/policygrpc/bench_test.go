@@ -11,19 +11,19 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
+	policyd "github.com/policyd/policyd/sdk/go"
 	"github.com/policyd/policyd/sdk/go/policygrpc"
-	"github.com/policyd/policyd/sdk/go/policytest"
 )
 
 // BenchmarkUnary compares a channel under policies with a bare one and one with gRPC's own
 // retry policy.
 func BenchmarkUnary(b *testing.B) {
 	const retries = `{"methodConfig":[{"name":[{"service":"test.Echo"}],"retryPolicy":{"maxAttempts":3,"initialBackoff":"0.1s","maxBackoff":"1s","backoffMultiplier":2,"retryableStatusCodes":["UNAVAILABLE"]}}]}`
-	f := policytest.New(b, policies)
+	c := newClient(b)
 	for name, dial := range map[string][]grpc.DialOption{
 		"bare":   {grpc.WithDisableRetry()},
 		"grpc":   {grpc.WithDefaultServiceConfig(retries)},
-		"policy": policygrpc.ClientDialOptions(f.Client()),
+		"policy": policygrpc.ClientDialOptions(c),
 	} {
 		b.Run(name, func(b *testing.B) {
 			listener := bufconn.Listen(1 << 20)
@@ -52,8 +52,7 @@ func BenchmarkUnary(b *testing.B) {
 
 // BenchmarkInterceptor is what the interceptor costs beside the call.
 func BenchmarkInterceptor(b *testing.B) {
-	f := policytest.New(b, policies)
-	intercept := policygrpc.UnaryClientInterceptor(f.Client())
+	intercept := policygrpc.UnaryClientInterceptor(newClient(b))
 	invoke := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return nil }
 	conn, err := grpc.NewClient("passthrough:///echo.shop", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -66,4 +65,14 @@ func BenchmarkInterceptor(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+func newClient(b *testing.B) *policyd.Client {
+	b.Helper()
+	c, err := policyd.New(policyd.WithCacheDir(""))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = c.Close(context.WithoutCancel(b.Context())) })
+	return c
 }

@@ -4,6 +4,7 @@ package policygrpc_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"runtime"
@@ -73,7 +74,7 @@ func TestCalls_over_TCP_leave_nothing_behind(t *testing.T) {
 				if stream.SendMsg(&text{Value: "y"}) != nil || stream.CloseSend() != nil {
 					return
 				}
-				if _, err := receive(stream); err != io.EOF && status.Code(err) != codes.Canceled && status.Code(err) != codes.Unavailable {
+				if _, err := receive(stream); !errors.Is(err, io.EOF) && status.Code(err) != codes.Canceled && status.Code(err) != codes.Unavailable {
 					t.Errorf("stream: %v", err)
 				}
 			})

@@ -21,6 +21,8 @@
 // long as what was sent fits into 256 KiB, or what [grpc.MaxRetryRPCBufferSize] says. After
 // its first message it is left alone: its breaker and budget count it as answered.
 //
+// Calls are not hedged, whatever the policy says.
+//
 // The trailer grpc-retry-pushback-ms replaces the wait and starts the backoff anew; one that
 // is negative or no number forbids the retry. Retries carry grpc-previous-rpc-attempts.
 //

@@ -24,7 +24,7 @@ import (
 // echo answers each message and ends well.
 func echo(s grpc.ServerStream) error {
 	got, err := receive(s)
-	if err != io.EOF {
+	if !errors.Is(err, io.EOF) {
 		return err
 	}
 	return s.SendMsg(&text{Value: strings.Join(got, "+")})
@@ -100,7 +100,7 @@ func TestStream_sends_again_what_was_sent(t *testing.T) {
 					want = "a"
 				}
 				got, err := receive(stream)
-				if !reflect.DeepEqual(got, []string{want}) || err != io.EOF {
+				if !reflect.DeepEqual(got, []string{want}) || !errors.Is(err, io.EOF) {
 					t.Fatalf("%q, %v", got, err)
 				}
 				seen := s.seen()
@@ -180,7 +180,7 @@ func TestStream_headers_commit_it(t *testing.T) {
 			}
 			send(t, stream, "x")
 			_ = stream.CloseSend()
-			if got, err := receive(stream); !reflect.DeepEqual(got, []string{"x"}) || err != io.EOF {
+			if got, err := receive(stream); !reflect.DeepEqual(got, []string{"x"}) || !errors.Is(err, io.EOF) {
 				t.Fatal(got, err)
 			}
 		})
@@ -219,7 +219,7 @@ func TestStream_keeps_no_more_than_the_bound(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &server{stream: func(n int, s grpc.ServerStream) error {
 					got, err := receive(s)
-					if n == 1 && err == io.EOF {
+					if n == 1 && errors.Is(err, io.EOF) {
 						return errDown
 					}
 					return s.SendMsg(&text{Value: strings.Join(got, "")})
@@ -236,7 +236,7 @@ func TestStream_keeps_no_more_than_the_bound(t *testing.T) {
 				}
 				var stopped *policyd.Error
 				switch {
-				case c.want == 2 && (len(got) != 1 || len(got[0]) != 2*c.size || err != io.EOF):
+				case c.want == 2 && (len(got) != 1 || len(got[0]) != 2*c.size || !errors.Is(err, io.EOF)):
 					t.Fatalf("%d messages, %v", len(got), err)
 				case c.want == 1 && (!errors.As(err, &stopped) || stopped.Code != policyd.CodeBody || status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "more was sent")):
 					t.Fatal(err)
@@ -302,7 +302,7 @@ func TestStream_that_does_not_answer_is_cut_and_repeated(t *testing.T) {
 		send(t, stream, "a")
 		_ = stream.CloseSend()
 		got, err := receive(stream)
-		if !reflect.DeepEqual(got, []string{"a"}) || err != io.EOF || time.Since(began) != 1200*time.Millisecond {
+		if !reflect.DeepEqual(got, []string{"a"}) || !errors.Is(err, io.EOF) || time.Since(began) != 1200*time.Millisecond {
 			t.Fatalf("%v, %v after %s", got, err, time.Since(began))
 		}
 	})
@@ -330,7 +330,7 @@ func TestStream_that_has_answered_has_no_limit(t *testing.T) {
 					t.Fatal(err)
 				}
 				got, err := receive(stream)
-				if len(got) == 0 || got[len(got)-1] != "late" || err != io.EOF {
+				if len(got) == 0 || got[len(got)-1] != "late" || !errors.Is(err, io.EOF) {
 					t.Fatalf("%v, %v", got, err)
 				}
 			})
@@ -433,7 +433,7 @@ func TestStream_sends_and_receives_at_once(t *testing.T) {
 		})
 		got, err := receive(stream)
 		sending.Wait()
-		if len(got) != n || err != io.EOF {
+		if len(got) != n || !errors.Is(err, io.EOF) {
 			t.Fatalf("%d messages, %v", len(got), err)
 		}
 		for i, v := range got {

@@ -87,7 +87,7 @@ func left(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
 		return err
 	}
-	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok { //nolint:errorlint // not what it wraps
+	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
 	return &leftError{err, status.FromContextError(ctx.Err()).Code()}

@@ -174,13 +174,15 @@ type attempts struct {
 	sent map[string][]policyd.Attempt // guarded by mu
 }
 
-func (a *attempts) add(endpoint string, number, most int, key string) {
+func (a *attempts) add(endpoint string, s seam.Sent) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.sent == nil {
 		a.sent = map[string][]policyd.Attempt{}
 	}
-	a.sent[endpoint] = append(a.sent[endpoint], policyd.Attempt{Number: number, Max: most, IdempotencyKey: key})
+	a.sent[endpoint] = append(a.sent[endpoint], policyd.Attempt{
+		Number: s.Number, Max: s.Max, IdempotencyKey: s.Key, Hedge: s.Hedge,
+	})
 }
 
 func (a *attempts) of(endpoint string) []policyd.Attempt {

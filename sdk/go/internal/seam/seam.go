@@ -39,9 +39,16 @@ func Of() *Core { return &core }
 type FakeConfig struct {
 	Log *slog.Logger
 	// Sent is told of each attempt as it starts. Concurrent.
-	Sent func(endpoint string, number, most int, key string)
+	Sent func(endpoint string, s Sent)
 	// Random returns uniform random numbers. Concurrent.
 	Random func() uint64
+}
+
+// Sent is a policyd.Attempt.
+type Sent struct {
+	Number, Max int
+	Key         string
+	Hedge       bool
 }
 
 // Control is how a test plays policyd.
