@@ -58,7 +58,15 @@ type Push struct {
 	AcceptPerSecond int
 	// ReconnectWindow is the time over which streams are told to come back on shutdown.
 	ReconnectWindow time.Duration
+	// Transport carries the watch streams: TransportGRPC or TransportLean.
+	Transport string
 }
+
+// Transports of the watch streams. Both speak gRPC to the SDKs.
+const (
+	TransportGRPC = "grpc" // grpc-go's server
+	TransportLean = "lean" // a server made for many quiet streams
+)
 
 // Log says how policyd logs, on standard error.
 type Log struct {
@@ -72,7 +80,7 @@ func Default() Config {
 		Listen: Listen{GRPC: "127.0.0.1:7400", HTTP: "127.0.0.1:7480"},
 		Data:   Data{Dir: "policyd-data", QuotaMiB: 2048},
 		Etcd:   Etcd{OutboxMax: 10_000},
-		Push:   Push{MaxStreams: 20_000, AcceptPerSecond: 2_000, ReconnectWindow: 10 * time.Second},
+		Push:   Push{MaxStreams: 20_000, AcceptPerSecond: 2_000, ReconnectWindow: 10 * time.Second, Transport: TransportGRPC},
 		Log:    Log{Level: "info", Format: "text"},
 	}
 }
@@ -111,6 +119,7 @@ func Settings() []Setting {
 		number("max-streams", "push.maxStreams", "watch streams served at once", bounds{1, 1_000_000}, func(c *Config) *int { return &c.Push.MaxStreams }),
 		number("accept-per-second", "push.acceptPerSecond", "watch streams accepted per second", bounds{1, 1_000_000}, func(c *Config) *int { return &c.Push.AcceptPerSecond }),
 		duration("reconnect-window", "push.reconnectWindow", "time over which clients are told to come back on shutdown", func(c *Config) *time.Duration { return &c.Push.ReconnectWindow }),
+		text("watch-transport", "push.watchTransport", "what carries watch streams: grpc or lean", func(c *Config) *string { return &c.Push.Transport }),
 		text("log-level", "log.level", "debug, info, warn or error", func(c *Config) *string { return &c.Log.Level }),
 		text("log-format", "log.format", "text or json", func(c *Config) *string { return &c.Log.Format }),
 	}
@@ -185,6 +194,9 @@ func (c *Config) Validate() error {
 	}
 	if len(c.Etcd.Endpoints) == 0 && c.Data.Dir == "" {
 		errs = append(errs, errors.New("data.dir: the embedded etcd needs a directory"))
+	}
+	if t := c.Push.Transport; t != TransportGRPC && t != TransportLean {
+		errs = append(errs, fmt.Errorf("push.watchTransport: unknown transport %q (grpc, lean)", t))
 	}
 	if w := c.Push.ReconnectWindow; w < 0 || w > 5*time.Minute {
 		errs = append(errs, fmt.Errorf("push.reconnectWindow: %s is out of range (0s to 5m)", w))

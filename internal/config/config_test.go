@@ -35,7 +35,7 @@ func TestLoad_every_setting_can_be_set_in_all_three_ways(t *testing.T) {
 	samples := map[string]string{
 		"grpc-addr": "[::1]:1", "http-addr": "localhost:1", "data-dir": "d", "quota-mib": "64", "etcd-endpoints": "a:1,b:2",
 		"etcd-ca-file": "ca", "etcd-cert-file": "c", "etcd-key-file": "k", "etcd-user": "u", "etcd-password-file": "p",
-		"outbox-max": "200", "max-streams": "5", "accept-per-second": "6", "reconnect-window": "7s", "log-level": "warn", "log-format": "json",
+		"outbox-max": "200", "max-streams": "5", "accept-per-second": "6", "reconnect-window": "7s", "watch-transport": "lean", "log-level": "warn", "log-format": "json",
 	}
 	env := map[string]string{}
 	for _, s := range config.Settings() {
@@ -69,6 +69,7 @@ func TestLoad_refuses(t *testing.T) {
 		"a duration without unit":              {flags: map[string]string{"reconnect-window": "10"}, want: "duration with a unit"},
 		"half a client certificate":            {flags: map[string]string{"etcd-cert-file": "c"}, want: "both or none"},
 		"an unknown log level":                 {flags: map[string]string{"log-level": "loud"}, want: "unknown level"},
+		"an unknown transport":                 {flags: map[string]string{"watch-transport": "quic"}, want: "unknown transport"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

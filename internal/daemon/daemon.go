@@ -17,10 +17,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/reflection"
 
 	"github.com/policyd/policyd/internal/admin"
 	"github.com/policyd/policyd/internal/config"
@@ -130,8 +126,11 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 	}
 
 	adminServer, peerServer := rpc.New(service), peer.NewServer(registry)
-	grpcServer := newGRPCServer(logger, hub, adminServer, peerServer)
-	run("grpc", func(context.Context) error { return grpcServer.Serve(grpcListener) })
+	edge, err := newEdge(cfg, logger, hub, adminServer, peerServer)
+	if err != nil {
+		return err
+	}
+	run("grpc", func(context.Context) error { return edge.serve(grpcListener) })
 	stop.push("grpc", func(ctx context.Context) error {
 		// Streams get half of the time; who has not left by then is cut and comes back by itself.
 		leave, cancel := context.WithTimeout(ctx, stopWithin/2)
@@ -139,7 +138,7 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 		cancel()
 		adminServer.Drain()
 		peerServer.Drain()
-		stopGRPC(ctx, grpcServer)
+		edge.stop(ctx)
 		return nil
 	})
 	// An embedded etcd has no other replica.
@@ -173,35 +172,6 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 		return nil
 	case <-groupCtx.Done():
 		return group.Wait()
-	}
-}
-
-// service is what a gRPC server serves.
-type service interface {
-	Register(to grpc.ServiceRegistrar)
-}
-
-func newGRPCServer(logger *slog.Logger, services ...service) *grpc.Server {
-	options := append(rpc.Options(logger), push.ServerOptions()...)
-	server := grpc.NewServer(options...)
-	for _, s := range services {
-		s.Register(server)
-	}
-	healthServer := health.NewServer()
-	healthv1.RegisterHealthServer(server, healthServer)
-	reflection.Register(server)
-	return server
-}
-
-// stopGRPC lets requests finish, and cuts what is left when ctx ends.
-func stopGRPC(ctx context.Context, server *grpc.Server) {
-	done := make(chan struct{})
-	go func() { server.GracefulStop(); close(done) }()
-	select {
-	case <-done:
-	case <-ctx.Done():
-		server.Stop()
-		<-done
 	}
 }
 
