@@ -73,6 +73,9 @@ func TestO_ST_04_full_store_refuses_writes_and_recovers_without_a_restart(t *tes
 	s := newStoreWith(t, store.Config{Client: server.Client(), Timing: quick(), OutboxEntries: 10})
 	storetest.Start(t, s)
 
+	created := commit(t, s, put("shop/old", 2, 0))
+	commit(t, s, remove("shop/old", created))
+
 	history := strings.Repeat("x", 400<<10)
 	var revision policy.Revision
 	for i := 0; ; i++ {
@@ -96,13 +99,16 @@ func TestO_ST_04_full_store_refuses_writes_and_recovers_without_a_restart(t *tes
 	asOf := s.View().AsOf
 	storetest.Eventually(t, "a sign of life", func() bool { return s.View().AsOf.After(asOf) })
 
-	// Deletions are let through, so the bound of the outbox makes room.
-	require.NoError(t, s.Sweep(t.Context(), time.Now()))
+	// Deletions are let through, so the bound of the outbox makes room, also while the
+	// tombstone, which needs a mark to be written, has to wait.
+	later := time.Now().Add(2 * time.Hour)
+	require.Equal(t, "store_full", reason(t, s.Sweep(t.Context(), later)))
 	require.Positive(t, s.Stats().OutboxDropped)
 	waiting, err := s.OutboxCount(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 10, waiting)
 	require.NoError(t, server.Reclaim(t.Context()))
+	require.NoError(t, s.Sweep(t.Context(), later))
 	for i := range 5 {
 		revision = commit(t, s, put("shop", int64(i+1), revision))
 	}
@@ -191,6 +197,31 @@ func TestStore_outcome_of_a_write_without_an_answer(t *testing.T) {
 		require.False(t, answer.Succeeded, "what was said not to be written is written later")
 		require.Equal(t, first, s.View().Policies["shop"].Revision)
 	})
+	t.Run("written by a store that was full with it, and said to be", func(t *testing.T) {
+		cable, s, _, first := open(t)
+		cable.set(func(l *link) {
+			l.answer = func(*clientv3.TxnResponse) error {
+				l.answer = nil
+				return rpctypes.ErrNoSpace
+			}
+		})
+		revision := commit(t, s, put("shop", 3, first))
+		require.Equal(t, revision, s.View().Policies["shop"].Revision)
+	})
+	t.Run("refused by a full store, without a fence that it would refuse too", func(t *testing.T) {
+		cable, s, _, first := open(t)
+		cable.set(func(l *link) {
+			l.before = func(func() (*clientv3.TxnResponse, error)) error { return rpctypes.ErrNoSpace }
+		})
+		fences := len(fenceKeys(t))
+		_, err := s.Commit(t.Context(), put("shop", 3, first))
+		require.Equal(t, fault.Exhausted, fault.KindOf(err))
+		require.Equal(t, "store_full", reason(t, err))
+		require.ErrorContains(t, err, "nothing was written")
+		require.Len(t, fenceKeys(t), fences)
+		require.Equal(t, first, s.View().Policies["shop"].Revision)
+		cable.set(func(l *link) { l.before = nil })
+	})
 	t.Run("not known, and said so", func(t *testing.T) {
 		cable, s, _, first := open(t)
 		cable.set(func(l *link) {
@@ -218,6 +249,18 @@ func TestStore_outcome_of_a_write_without_an_answer(t *testing.T) {
 		require.NoError(t, err)
 		require.Greater(t, revision, first)
 	})
+}
+
+// fenceKeys lists the fences of all tests.
+func fenceKeys(t *testing.T) []string {
+	t.Helper()
+	var fences []string
+	for _, kv := range everyKey(t, "/") {
+		if strings.Contains(string(kv.Key), "/fences/") {
+			fences = append(fences, string(kv.Key))
+		}
+	}
+	return fences
 }
 
 func TestStore_writes_before_the_first_reading_are_refused(t *testing.T) {

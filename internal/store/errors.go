@@ -82,10 +82,14 @@ func codeOf(err error) codes.Code {
 }
 
 // refused reports whether etcd said no, so that nothing can have been written. For any
-// other error of a write the outcome is open.
+// other error of a write the outcome is open. A store that fills up with a write carries it
+// out and says that it is full all the same.
 func refused(err error) bool {
+	if errors.Is(err, rpctypes.ErrNoSpace) {
+		return false
+	}
 	for _, known := range []error{
-		rpctypes.ErrNoSpace, rpctypes.ErrRequestTooLarge, rpctypes.ErrTooManyOps, rpctypes.ErrTooManyRequests,
+		rpctypes.ErrRequestTooLarge, rpctypes.ErrTooManyOps, rpctypes.ErrTooManyRequests,
 		rpctypes.ErrDuplicateKey, rpctypes.ErrEmptyKey, rpctypes.ErrNoLeader, rpctypes.ErrCorrupt,
 	} {
 		if errors.Is(err, known) {

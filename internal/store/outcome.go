@@ -5,10 +5,12 @@ package store
 import (
 	"bytes"
 	"context"
+	"errors"
 	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/policyd/policyd/internal/fault"
@@ -99,8 +101,8 @@ const (
 	settlePause = 100 * time.Millisecond
 )
 
-// settle finds out what became of b after an error that leaves it open. It first writes a
-// fence: b can be written no more after that, so what is read with it is final.
+// settle finds out what became of b after an error that leaves it open. It writes a fence
+// with the look: b can be written no more after that, so what is read is final.
 func (s *Store) settle(ctx context.Context, b *batch, cause error) (policy.Revision, error) {
 	// The caller may be gone; whether its change is in force is worth the wait.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleFor)
@@ -110,14 +112,19 @@ func (s *Store) settle(ctx context.Context, b *batch, cause error) (policy.Revis
 		return 0, err
 	}
 	w := b.writes[0]
+	look := []clientv3.Op{
+		clientv3.OpGet(s.keys.entry(b.id), clientv3.WithKeysOnly()),
+		clientv3.OpGet(s.keys.tombstone(b.id), clientv3.WithKeysOnly()),
+		clientv3.OpGet(w.key),
+	}
+	// A full store would refuse the fence. None is needed: it has answered, so that nothing
+	// is on its way any more.
+	if !errors.Is(cause, rpctypes.ErrNoSpace) {
+		look = append(look, clientv3.OpPut(s.keys.fence(b.id), string(mark)))
+	}
 	var answer *clientv3.TxnResponse
 	for {
-		answer, err = s.client.Txn(ctx).Then(
-			clientv3.OpPut(s.keys.fence(b.id), string(mark)),
-			clientv3.OpGet(s.keys.entry(b.id), clientv3.WithKeysOnly()),
-			clientv3.OpGet(s.keys.tombstone(b.id), clientv3.WithKeysOnly()),
-			clientv3.OpGet(w.key),
-		).Commit()
+		answer, err = s.client.Txn(ctx).Then(look...).Commit()
 		if err == nil {
 			break
 		}
@@ -135,12 +142,12 @@ func (s *Store) settle(ctx context.Context, b *batch, cause error) (policy.Revis
 	}
 	// The record may have moved on to the audit log since; then the tombstones or the
 	// document itself tell.
-	for _, trace := range []*mvccpb.KeyValue{first(1), first(2)} {
+	for _, trace := range []*mvccpb.KeyValue{first(0), first(1)} {
 		if trace != nil {
 			return policy.Revision(trace.GetCreateRevision()), nil
 		}
 	}
-	document := first(3)
+	document := first(2)
 	switch {
 	case policy.Revision(document.GetModRevision()) == w.expected:
 		return 0, translate(cause, "write, nothing was written")

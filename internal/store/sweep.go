@@ -4,6 +4,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -28,18 +29,18 @@ const sweepAtOnce = maxOperations - 1
 
 // Sweep removes what is kept for a while only: tombstones and fences older than an hour,
 // ended switches older than a day, and the oldest audit records beyond the bound of the
-// outbox. Every replica may call it at any time: each key is removed once.
+// outbox. Every replica may call it at any time: each key is removed once. One part that
+// fails does not keep the others: a full store takes deletions, and they make room.
 func (s *Store) Sweep(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), sweepFor)
 	defer cancel()
+	var errs []error
 	for _, sweep := range []func(context.Context, time.Time) error{
 		s.sweepTombstones, s.sweepFences, s.sweepEnded, s.sweepOutbox,
 	} {
-		if err := sweep(ctx, now); err != nil {
-			return translate(err, "sweep the store")
-		}
+		errs = append(errs, translate(sweep(ctx, now), "sweep the store"))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // sweepTombstones also moves the mark before which deletions are not known any more.
