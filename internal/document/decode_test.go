@@ -389,5 +389,5 @@ func TestDecode_tells_the_revision_that_a_policy_states(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, objects[0].Revision)
 	}
-	require.Contains(t, refused(t, "f.yaml", fmt.Sprintf(text, ", revision: newest")).Error(), `f.yaml:3:29: metadata.revision: "newest": a whole number is due`)
+	require.Contains(t, refused(t, "f.yaml", fmt.Sprintf(text, ", revision: newest")).Error(), `f.yaml:3:35: metadata.revision: "newest": a whole number is due`)
 }
