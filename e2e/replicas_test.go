@@ -46,7 +46,7 @@ func replica(t *testing.T, etcd string) *world {
 	return w
 }
 
-func TestReplicas_answer_for_the_whole_fleet_and_take_over_from_each_other(t *testing.T) {
+func TestReplicas_answer_for_the_whole_fleet_and_drain_without_a_stale_instance(t *testing.T) {
 	etcd := startEtcd(t)
 	a, b := replica(t, etcd), replica(t, etcd)
 	a.ctl(0, "apply", "-f", "../internal/demo/policies.yaml", "--yes", "--no-wait")
@@ -71,6 +71,16 @@ func TestReplicas_answer_for_the_whole_fleet_and_take_over_from_each_other(t *te
 	b.ctl(0, "wait", "--switch", "x", "--for", "all", "--timeout", "30s")
 
 	a.policyd.signal(syscall.SIGTERM)
+	for ended := false; !ended; {
+		select {
+		case <-a.policyd.done:
+			ended = true
+		default:
+		}
+		out := b.ctl(0, "fleet")
+		require.NotContains(t, out, " stale ", "while a replica drains")
+		require.Contains(t, out, "mobile-bff-6")
+	}
 	b.eventually("all streams came over", func() bool { return streams(b) == "20" })
 	require.Equal(t, 20, live(b))
 }

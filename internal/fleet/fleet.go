@@ -51,6 +51,9 @@ type Instance struct {
 	ConnectedAt time.Time
 	LastSeen    time.Time
 	Resumed     bool
+	// BackBy is when an instance that was asked to reconnect is expected back. Until then it
+	// is not stale: it does as it was told.
+	BackBy time.Time
 	// Gone: stale for so long that it no longer counts in totals.
 	Gone       bool
 	Report     *Report // last one, nil before the first

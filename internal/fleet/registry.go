@@ -90,7 +90,7 @@ func (r *Registry) Connect(id Identity, revision int64, resumed bool) *Session {
 	rec.session = s
 	rec.in.Identity = id
 	rec.in.Revision, rec.in.Wanted, rec.in.Rejected = revision, revision, nil
-	rec.in.ConnectedAt, rec.in.LastSeen, rec.in.Resumed = now, now, resumed
+	rec.in.ConnectedAt, rec.in.LastSeen, rec.in.Resumed, rec.in.BackBy = now, now, resumed, time.Time{}
 	rec.settle(now)
 	r.touch(rec)
 	return s
@@ -214,18 +214,24 @@ func (rec *record) snapshot(now time.Time) (Instance, int64) {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
 	in := rec.in
-	in.Gone = gone(&in, now)
+	in.age(rec.session != nil, now)
 	return in, rec.changed
 }
 
-func gone(in *Instance, now time.Time) bool {
-	return in.State == Stale && now.Sub(in.LastSeen) >= GoneAfter
+// age brings what depends on the time alone up to date.
+func (in *Instance) age(connected bool, now time.Time) {
+	if !connected && in.State != Stale && !in.BackBy.IsZero() && !now.Before(in.BackBy) {
+		in.State, in.Since = Stale, in.BackBy
+	}
+	in.Gone = in.State == Stale && now.Sub(in.LastSeen) >= GoneAfter
 }
 
 // settle works out the state and reports whether it moved. Guarded by mu.
 func (rec *record) settle(now time.Time) bool {
 	state := Live
 	switch {
+	case rec.session == nil && now.Before(rec.in.BackBy):
+		return false // on its way to another replica, or back
 	case rec.session == nil:
 		state = Stale
 	case rec.in.Revision < rec.in.Wanted, rec.in.Revision == 0:

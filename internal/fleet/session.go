@@ -72,6 +72,20 @@ func (s *Session) Targets(targets []engine.Scope) {
 	s.registry.touch(rec)
 }
 
+// moveGrace is what an instance may take beyond the window in which it is to reconnect.
+const moveGrace = 5 * time.Second
+
+// Leaving says that the instance was asked to reconnect within window.
+func (s *Session) Leaving(window time.Duration) {
+	rec, ok := s.current()
+	if !ok {
+		return
+	}
+	defer rec.mu.Unlock()
+	rec.in.BackBy = time.Now().Add(window + moveGrace)
+	s.registry.touch(rec)
+}
+
 // Reported keeps the instance's newest report. The registry owns rep from then on.
 func (s *Session) Reported(rep *Report) {
 	r := s.registry

@@ -44,7 +44,7 @@ func (s *Source) Lost() {
 	s.registry.mu.Lock()
 	defer s.registry.mu.Unlock()
 	for id, in := range s.instances {
-		if in.State != Stale {
+		if in.State != Stale && !now.Before(in.BackBy) {
 			in.State, in.Since, in.LastSeen = Stale, now, now
 			s.instances[id] = in
 		}
@@ -73,7 +73,7 @@ func (r *Registry) withSources(local []Instance, now time.Time) []Instance {
 	}
 	for s := range r.sources {
 		for id, in := range s.instances {
-			in.Gone = gone(&in, now)
+			in.age(false, now)
 			if i, known := at[id]; !known {
 				at[id] = len(local)
 				local = append(local, in)
@@ -89,7 +89,7 @@ func (r *Registry) withSources(local []Instance, now time.Time) []Instance {
 func (r *Registry) inSources(id string, now time.Time) (best Instance, found bool) {
 	for s := range r.sources {
 		if in, ok := s.instances[id]; ok && (!found || newer(&in, &best)) {
-			in.Gone = gone(&in, now)
+			in.age(false, now)
 			best, found = in, true
 		}
 	}

@@ -79,11 +79,7 @@ func (m *mirror) run(ctx context.Context) {
 		if time.Since(began) > maxPause {
 			pause = firstPause
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-		}
+		sleep(ctx, pause)
 	}
 }
 
@@ -129,10 +125,13 @@ func readInstances(m *policydv1.WatchFleetResponse, now time.Time) []fleet.Insta
 	for _, p := range m.GetInstances() {
 		in := wire.Instance(p.GetInstance())
 		in.Drill = p.GetDrill()
+		if p.GetBackBy() != nil {
+			in.BackBy = p.GetBackBy().AsTime()
+		}
 		if p.GetReport() != nil {
 			in.Report, in.ReportedAt = wire.Report(p.GetReport()), p.GetReportedAt().AsTime()
 		}
-		for _, t := range []*time.Time{&in.Since, &in.ConnectedAt, &in.LastSeen, &in.ReportedAt} {
+		for _, t := range []*time.Time{&in.Since, &in.ConnectedAt, &in.LastSeen, &in.ReportedAt, &in.BackBy} {
 			if !t.IsZero() {
 				*t = t.Add(ahead)
 			}

@@ -25,6 +25,9 @@ const (
 	answerWithin = time.Second
 	// linger is how long answers are kept up to date after the last question.
 	linger = 30 * time.Second
+	// keepFor is how long the instances of a replica that left are remembered: they are on
+	// their way to others.
+	keepFor = 2 * time.Second
 )
 
 // Config of Peers. All fields are required.
@@ -131,6 +134,8 @@ func (p *Peers) open(r *replica) {
 	p.work.Go(func() {
 		defer m.source.Close()
 		m.run(life)
+		m.source.Lost()
+		sleep(p.life, keepFor)
 	})
 	p.work.Go(func() { p.closeWhenIdle(life, r) })
 }
@@ -155,6 +160,16 @@ func (p *Peers) closeWhenIdle(life context.Context, r *replica) {
 		}
 		p.mu.Unlock()
 		idle.Reset(left)
+	}
+}
+
+// sleep waits for d or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
 	}
 }
 

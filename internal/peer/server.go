@@ -14,6 +14,7 @@ import (
 	"github.com/policyd/policyd/internal/fleet"
 	"github.com/policyd/policyd/internal/wire"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+	sdkwire "github.com/policyd/policyd/sdk/go/wire"
 )
 
 // perMessage is how many instances one message carries at most.
@@ -84,7 +85,7 @@ func send(stream grpc.ServerStreamingServer[policydv1.WatchFleetResponse], insta
 }
 
 func instanceProto(in *fleet.Instance) *policydv1.PeerInstance {
-	p := &policydv1.PeerInstance{Instance: wire.InstanceProto(in), Drill: in.Drill}
+	p := &policydv1.PeerInstance{Instance: wire.InstanceProto(in), Drill: in.Drill, BackBy: sdkwire.Timestamp(in.BackBy)}
 	if in.Report != nil {
 		p.Report, p.ReportedAt = wire.ReportProto(in.Report), timestamppb.New(in.ReportedAt)
 	}

@@ -178,7 +178,7 @@ func (h *Hub) Drain(ctx context.Context, window time.Duration) {
 	h.refuse(status.Error(codes.Unavailable, "policyd is shutting down"))
 	away := goAwayFrame(window, "shutting down")
 	for _, s := range h.all() {
-		s.goAway(away)
+		s.goAway(away, window)
 	}
 	select {
 	case <-h.empty():

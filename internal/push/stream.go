@@ -311,11 +311,11 @@ func (s *stream) stuck(now, limit time.Duration) bool {
 	return s.flow.stalled(now) > limit
 }
 
-func (s *stream) goAway(f *frame) {
+func (s *stream) goAway(f *frame, window time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.ended && !s.busy && s.flow.pending() <= s.hub.cfg.Limits.Unconfirmed {
-		s.put(f)
+	if !s.ended && !s.busy && s.flow.pending() <= s.hub.cfg.Limits.Unconfirmed && s.put(f) {
+		s.session.Leaving(window)
 	}
 }
 

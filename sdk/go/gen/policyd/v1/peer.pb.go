@@ -134,11 +134,13 @@ func (x *WatchFleetResponse) GetComplete() bool {
 
 // PeerInstance is what one replica knows of an instance.
 type PeerInstance struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Instance      *Instance              `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
-	Report        *Report                `protobuf:"bytes,2,opt,name=report,proto3" json:"report,omitempty"`
-	ReportedAt    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=reported_at,json=reportedAt,proto3" json:"reported_at,omitempty"`
-	Drill         bool                   `protobuf:"varint,4,opt,name=drill,proto3" json:"drill,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Instance   *Instance              `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	Report     *Report                `protobuf:"bytes,2,opt,name=report,proto3" json:"report,omitempty"`
+	ReportedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=reported_at,json=reportedAt,proto3" json:"reported_at,omitempty"`
+	Drill      bool                   `protobuf:"varint,4,opt,name=drill,proto3" json:"drill,omitempty"`
+	// It was asked to reconnect and is expected by then.
+	BackBy        *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=back_by,json=backBy,proto3" json:"back_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -201,6 +203,13 @@ func (x *PeerInstance) GetDrill() bool {
 	return false
 }
 
+func (x *PeerInstance) GetBackBy() *timestamppb.Timestamp {
+	if x != nil {
+		return x.BackBy
+	}
+	return nil
+}
+
 var File_policyd_v1_peer_proto protoreflect.FileDescriptor
 
 const file_policyd_v1_peer_proto_rawDesc = "" +
@@ -213,13 +222,14 @@ const file_policyd_v1_peer_proto_rawDesc = "" +
 	"\vserver_time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"serverTime\x126\n" +
 	"\tinstances\x18\x02 \x03(\v2\x18.policyd.v1.PeerInstanceR\tinstances\x12\x1a\n" +
-	"\bcomplete\x18\x03 \x01(\bR\bcomplete\"\xbf\x01\n" +
+	"\bcomplete\x18\x03 \x01(\bR\bcomplete\"\xf4\x01\n" +
 	"\fPeerInstance\x120\n" +
 	"\binstance\x18\x01 \x01(\v2\x14.policyd.v1.InstanceR\binstance\x12*\n" +
 	"\x06report\x18\x02 \x01(\v2\x12.policyd.v1.ReportR\x06report\x12;\n" +
 	"\vreported_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"reportedAt\x12\x14\n" +
-	"\x05drill\x18\x04 \x01(\bR\x05drill2\\\n" +
+	"\x05drill\x18\x04 \x01(\bR\x05drill\x123\n" +
+	"\aback_by\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06backBy2\\\n" +
 	"\vPeerService\x12M\n" +
 	"\n" +
 	"WatchFleet\x12\x1d.policyd.v1.WatchFleetRequest\x1a\x1e.policyd.v1.WatchFleetResponse0\x01B<Z:github.com/policyd/policyd/sdk/go/gen/policyd/v1;policydv1b\x06proto3"
@@ -251,13 +261,14 @@ var file_policyd_v1_peer_proto_depIdxs = []int32{
 	4, // 2: policyd.v1.PeerInstance.instance:type_name -> policyd.v1.Instance
 	5, // 3: policyd.v1.PeerInstance.report:type_name -> policyd.v1.Report
 	3, // 4: policyd.v1.PeerInstance.reported_at:type_name -> google.protobuf.Timestamp
-	0, // 5: policyd.v1.PeerService.WatchFleet:input_type -> policyd.v1.WatchFleetRequest
-	1, // 6: policyd.v1.PeerService.WatchFleet:output_type -> policyd.v1.WatchFleetResponse
-	6, // [6:7] is the sub-list for method output_type
-	5, // [5:6] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	3, // 5: policyd.v1.PeerInstance.back_by:type_name -> google.protobuf.Timestamp
+	0, // 6: policyd.v1.PeerService.WatchFleet:input_type -> policyd.v1.WatchFleetRequest
+	1, // 7: policyd.v1.PeerService.WatchFleet:output_type -> policyd.v1.WatchFleetResponse
+	7, // [7:8] is the sub-list for method output_type
+	6, // [6:7] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_policyd_v1_peer_proto_init() }
