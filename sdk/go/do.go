@@ -12,7 +12,8 @@ import (
 
 // Do runs fn under the endpoint's policy, with the client of [Using], else [Default]. fn
 // must honour its context, which carries the per-attempt timeout and ends when fn returns,
-// and it must be fit to run several times: Do takes a call to be repeatable, unless
+// and it must be fit to run several times, one after another (at once only with
+// [Concurrent]): Do takes a call to be repeatable, unless
 // [Idempotent](false) or the method in the endpoint's match.http says otherwise.
 //
 // Errors pass through unchanged unless the policy changed the outcome; then they are a
@@ -38,12 +39,12 @@ func Do[T any](ctx context.Context, endpoint string, fn func(context.Context) (T
 		var v T
 		var err error
 		if after, ok := r.parallel(); ok {
-			v = raceDo(ctx, r, attempt, response, after, fn)
+			v = raceDo(ctx, r, attempt, after, fn)
 		} else {
 			r.sent = sent{}
 			r.open(ctx, attempt, response, &r.sent)
 			v, err = fn(attempt) //nolint:contextcheck // attempt is ctx
-			r.shut(ctx, attempt, asResponse(v), err, &r.sent)
+			r.shut(ctx, attempt, v, err, &r.sent)
 		}
 		again, err := r.after(ctx, nil, &r.sent, r.judge(), nil)
 		switch {
@@ -56,12 +57,13 @@ func Do[T any](ctx context.Context, endpoint string, fn func(context.Context) (T
 	}
 }
 
-// DoOr is [Do] with a fallback. It runs only when the policy gave up, and is told why;
-// what it returns is the result.
+// DoOr is [Do] with a fallback. It runs only when the policy gave up, and is told why and,
+// by [Error.Fallback], what the policy advises; what it returns is the result. Under
+// fallback.mode fail-fast it does not run: the operator wants the failure seen.
 func DoOr[T any](ctx context.Context, endpoint string, fn func(context.Context) (T, error), fallback func(context.Context, *Error) (T, error), opts ...CallOption) (T, error) {
 	v, err := Do(ctx, endpoint, fn, opts...)
 	var gaveUp *Error
-	if err != nil && errors.As(err, &gaveUp) {
+	if err != nil && errors.As(err, &gaveUp) && gaveUp.Fallback().Mode != FallbackFailFast {
 		return fallback(ctx, gaveUp)
 	}
 	return v, err
@@ -142,14 +144,10 @@ func (r *run) open(ctx context.Context, attempt *mark, response bool, s *sent) {
 	attempt.Context, s.cancel = context.WithCancel(ctx)
 }
 
-func asResponse(v any) *http.Response {
-	resp, _ := v.(*http.Response)
-	return resp
-}
-
 // shut takes what fn returned and ends the attempt's time limit.
-func (r *run) shut(ctx context.Context, attempt *mark, resp *http.Response, err error, s *sent) {
-	s.resp, s.err = resp, err
+func (r *run) shut(ctx context.Context, attempt *mark, v any, err error, s *sent) {
+	s.resp, _ = v.(*http.Response)
+	s.err = err
 	if s.err != nil {
 		s.resp = nil
 	}

@@ -5,6 +5,7 @@ package policyd
 import (
 	"context"
 	"io"
+	"net/http"
 	"runtime"
 	"sync"
 	"time"
@@ -117,7 +118,7 @@ func (r *race) hedge() bool {
 func (r *race) start(m *mark) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	m.Context = ctx
-	send, n := r.launch(m) //nolint:contextcheck // m is ctx
+	send, n := r.launch(m)
 	n.mark, n.cancel = m, cancel
 	r.live = append(r.live, n)
 	go func() {
@@ -195,7 +196,7 @@ func (r *race) end() {
 // race makes an attempt over HTTP and hedges beside it.
 func (x *exchange) race(ctx context.Context, m *mark, body io.ReadCloser, after time.Duration) sent {
 	r := race{call: &x.call, ctx: ctx, body: x.body}
-	r.launch = func(m *mark) (func(), *entrant) {
+	r.launch = func(m *mark) (func(), *entrant) { //nolint:contextcheck // m is ctx
 		n := &entrant{}
 		if m.hedge {
 			body = x.body.next()
@@ -242,16 +243,18 @@ func (r *run) parallel() (time.Duration, bool) {
 
 // raceDo runs fn, and again beside itself while it is slow. The attempt that decides is left
 // in r.sent.
-func raceDo[T any](ctx context.Context, r *run, m *mark, response bool, after time.Duration, fn func(context.Context) (T, error)) T {
+func raceDo[T any](ctx context.Context, r *run, m *mark, after time.Duration, fn func(context.Context) (T, error)) T {
+	var none T
+	_, response := any(&none).(**http.Response)
 	c := race{call: &r.call, ctx: ctx}
-	c.launch = func(m *mark) (func(), *entrant) {
+	c.launch = func(m *mark) (func(), *entrant) { //nolint:contextcheck // m is ctx
 		n := &entrant{}
 		own := m.Context
 		r.open(own, m, response, &n.sent)
 		return func() {
-			v, err := fn(m)
+			v, err := fn(m) //nolint:contextcheck // m is ctx
 			n.value = v
-			r.shut(own, m, asResponse(v), err, &n.sent)
+			r.shut(own, m, v, err, &n.sent)
 		}, n
 	}
 	c.judge = func(n *entrant) engine.Outcome {

@@ -19,6 +19,7 @@ type transportConfig struct {
 	routes    []engine.Document // as Route has them, perhaps not valid
 	nameFunc  func(*http.Request) string
 	maxReplay int64
+	static    bool // StaticFallback
 }
 
 // Route names the endpoint of the requests that match method and pattern, for example

@@ -87,9 +87,16 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	x := &exchange{base: t.base, req: req}
 	x.init(c, ep, m, cfg)
 	if err := x.start(ctx, cfg, t.cfg.maxReplay); err != nil {
+		if t.cfg.static {
+			return x.fallBack(nil, err) //nolint:contextcheck // the request's
+		}
 		return nil, err
 	}
-	return x.run(ctx)
+	resp, err := x.run(ctx)
+	if t.cfg.static {
+		return x.fallBack(resp, err) //nolint:contextcheck // the request's
+	}
+	return resp, err
 }
 
 // start asks for the first attempt. When it is refused, the body is closed.

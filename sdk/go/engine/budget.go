@@ -100,12 +100,12 @@ func (b *budget) fit(p *BudgetPolicy, factor int64, now Instant) {
 }
 
 // take reserves a retry in the newest slice.
-func (b *budget) take(p *BudgetPolicy) (permit, bool) {
+func (b *budget) take(p *BudgetPolicy) permit {
 	if b.left() == 0 || !b.tokens.take(&p.Tokens) {
-		return permit{}, false
+		return permit{}
 	}
 	b.add(0, 1)
-	return permit{slice: b.newest, cost: p.Tokens.cost(), of: b.tokens.capacity, round: b.round, held: true}, true
+	return permit{slice: b.newest, cost: p.Tokens.cost(), of: b.tokens.capacity, round: b.round, held: true}
 }
 
 // available reports whether take would succeed.

@@ -225,7 +225,7 @@ func (c *Call) decide(now Instant, o *Outcome, eff *Effects) Decision {
 		c.end(Failure)
 		return d
 	}
-	c.permit, _ = e.budget.take(&p.Budget)
+	c.permit = e.budget.take(&p.Budget)
 	d.Wait = wait
 	if e.observes() {
 		d.Observed = true

@@ -7,6 +7,7 @@ package engine
 type Extras struct {
 	Concurrency ConcurrencyPolicy
 	Hedging     HedgingPolicy
+	Fallback    FallbackPolicy
 }
 
 // Equal reports whether two policies decide alike.
@@ -22,7 +23,7 @@ func (p *Policy) Equal(q *Policy) bool {
 func (x *Extras) locks() bool { return x != nil && x.Concurrency.Enabled }
 
 func compileExtras(c compiler) *Extras {
-	x := Extras{Concurrency: compileConcurrency(c), Hedging: compileHedging(c)}
+	x := Extras{Concurrency: compileConcurrency(c), Hedging: compileHedging(c), Fallback: compileFallback(c)}
 	if x == (Extras{}) {
 		return nil
 	}

@@ -87,11 +87,11 @@ func buildFieldSpecs() (t [numFields]FieldSpec) {
 	t[ConcurrencyQueue] = integer("concurrency.queue", 0, 0, 100_000, "Callers that may wait, first come first served, when whenFull is wait.")
 	t[ConcurrencyWhenFull] = enum("concurrency.whenFull", "reject", []string{"reject", "wait"}, "What happens to a call above the limit.")
 
-	t[FallbackMode] = enum("fallback.mode", "none", []string{"none", "cached", "static", "fail-fast"}, "Fallback that code with one is told to use.").later()
-	t[FallbackCachedMaxAge] = duration("fallback.cached.maxAge", 5*time.Minute, time.Second, 720*time.Hour, "Oldest kept value that may be used.").later()
-	t[FallbackStaticStatus] = integer("fallback.static.status", 503, 100, 599, "Status of the static answer.").later()
-	t[FallbackStaticContentType] = text("fallback.static.contentType", "Content type of the static answer.").later()
-	t[FallbackStaticBody] = text("fallback.static.body", "Body of the static answer.").later()
+	t[FallbackMode] = enum("fallback.mode", "none", []string{"none", "cached", "static", "fail-fast"}, "Fallback that code with one is told to use.")
+	t[FallbackCachedMaxAge] = duration("fallback.cached.maxAge", 5*time.Minute, time.Second, 720*time.Hour, "Oldest kept value that may be used.")
+	t[FallbackStaticStatus] = integer("fallback.static.status", 503, 100, 599, "Status of the static answer.")
+	t[FallbackStaticContentType] = text("fallback.static.contentType", "Content type of the static answer.")
+	t[FallbackStaticBody] = text("fallback.static.body", "Body of the static answer.")
 
 	t[OfflineQueueEnabled] = flag("offlineQueue.enabled", false, "Keep calls made offline and send them later; on when the block is set.").later()
 	t[OfflineQueueMaxItems] = integer("offlineQueue.maxItems", 50, 1, 10_000, "Calls kept.").later()

@@ -22,9 +22,6 @@ func Unsupported(s Settings) []Field {
 			}
 			continue
 		}
-		if off, ok := s[FallbackMode]; ok && f > FallbackMode && f <= FallbackStaticBody && off.Text == "none" {
-			continue
-		}
 		if d := f.Spec().Default; d == nil || !d.Equal(v) {
 			fields = append(fields, f)
 		}
