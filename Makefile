@@ -6,7 +6,7 @@ SHELL := /bin/bash
 TOOLS   := $(CURDIR)/.tools
 BUF     := tools/buf/node_modules/.bin/buf
 DEV     := $(CURDIR)/.dev
-MODULES := . sdk/go
+MODULES := . sdk/go sdk/go/policyotel
 GO      := go
 export CGO_ENABLED ?= 0
 
@@ -48,7 +48,7 @@ fix-format: $(TOOLS)/gofumpt ## format the code
 	git ls-files '*.go' | grep -v '^sdk/go/gen/' | xargs $(TOOLS)/gofumpt -w
 
 .PHONY: check-lint
-check-lint: $(TOOLS)/golangci-lint ## golangci-lint in both modules
+check-lint: $(TOOLS)/golangci-lint ## golangci-lint in every module
 	@for m in $(MODULES); do (cd $$m && $(TOOLS)/golangci-lint run ./...); done
 
 .PHONY: check-arch
