@@ -27,7 +27,7 @@ func (c *conn) frame(f http2.Frame, err error) *fault {
 	case errors.As(err, &connErr):
 		return &fault{http2.ErrCode(connErr), "malformed frame"}
 	case err != nil:
-		return protocol("frame cannot be read")
+		return &fault{http2.ErrCodeFrameSize, "frame without room for what it must hold"}
 	}
 	if more, ok := f.(*http2.ContinuationFrame); ok {
 		return c.onContinuation(more)
@@ -214,8 +214,9 @@ type calm struct {
 const (
 	calmBurst = 1000
 	calmRate  = 20 // per second
-	// A stream that is opened and reset is the cheapest way to keep a server busy.
-	priceOfStream   = 10
+	// To open streams and reset them is the cheapest way to keep a server busy.
+	priceOfStream   = 2
+	priceOfReset    = 10
 	priceOfSettings = 10
 	earned          = 4
 	maxStrikes      = 2
@@ -228,8 +229,10 @@ func (b *calm) spend(f http2.Frame, now time.Duration) bool {
 		if f.Length > 0 && len(f.Data()) > 0 || f.StreamEnded() {
 			price = 0
 		}
-	case *http2.HeadersFrame, *http2.RSTStreamFrame:
+	case *http2.HeadersFrame:
 		price = priceOfStream
+	case *http2.RSTStreamFrame:
+		price = priceOfReset
 	case *http2.SettingsFrame:
 		price = priceOfSettings
 	}

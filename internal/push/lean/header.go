@@ -94,7 +94,8 @@ func (c *conn) onBlock(b *block) *fault {
 		return nil // it was told that this one is not looked at
 	case r.malformed != "":
 		return c.reset(b.stream, http2.ErrCodeProtocol)
-	case max(len(c.streams), c.handlers) >= c.server.limits.Streams:
+	// A handler may outlive its stream for a moment, but not those of stream after stream.
+	case len(c.streams) >= c.server.limits.Streams, c.handlers >= 2*c.server.limits.Streams:
 		return c.reset(b.stream, http2.ErrCodeRefusedStream)
 	}
 	handler, known := c.server.methods[r.path]
