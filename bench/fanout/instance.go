@@ -5,54 +5,180 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net"
+	"strings"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/proto"
-
-	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
-// instance speaks just enough gRPC to be a watch stream: a thousand of them must cost less
+// instance speaks just enough gRPC to hold one stream: ten thousand of them must cost less
 // than the server that is measured.
 type instance struct {
-	l       *loader
-	conn    net.Conn
-	framer  *http2.Framer
-	buf     []byte // of a message that is not complete
-	read    int    // bytes that the window has not got back
-	greeted bool
-	updates int
+	l     *loader
+	id    int
+	slot  *slot
+	point point // what it holds, for the next stream
+	guard *guard
+
+	// of one connection
+	conn     net.Conn
+	framer   *http2.Framer
+	stream   uint32
+	buf      []byte // of a message that is not complete
+	unread   int    // bytes that the window has not got back
+	served   bool   // the stream has brought what it starts with
+	taken    int64  // bytes
+	greeting int64  // bytes up to the moment it was served
+	done     chan struct{}
 }
 
-const streamID = 1
-
-func (l *loader) watch(conn net.Conn, id int) {
-	in := &instance{l: l, conn: conn}
-	in.framer = http2.NewFramer(conn, bufio.NewReaderSize(conn, 4<<10))
-	in.framer.SetReuseFrames()
-	err := in.hello(id)
-	for err == nil {
-		err = in.step()
+func newInstance(l *loader, id int) *instance {
+	in := &instance{l: l, id: id, slot: &l.slots[id]}
+	if l.system.engine {
+		in.guard = newGuard()
 	}
-	if !in.greeted {
-		l.ready <- fmt.Errorf("instance %d: %w", id, err)
+	return in
+}
+
+func readRaw(c net.Conn, size int, s *slot) {
+	b := make([]byte, size)
+	for {
+		if _, err := io.ReadFull(c, b); err != nil {
+			return
+		}
+		if at, ok := committed(b); ok {
+			s.got(at)
+		}
 	}
 }
 
-func (in *instance) hello(id int) error {
-	var head, block bytes.Buffer
-	head.WriteString(http2.ClientPreface)
-	fr := http2.NewFramer(&head, nil)
+// rejoin says how instances come back, and what it was like.
+type rejoin struct {
+	jitter, resume bool
+	spread         atomic.Int64 // longest wait of an instance
+	refused        atomic.Int64
+}
+
+// Bounds of an SDK's wait between two streams.
+const (
+	firstWait   = time.Second
+	longestWait = 30 * time.Second
+)
+
+// join opens a stream, as often as it is refused, and returns when the instance is up to
+// date. With jitter it waits as the SDKs do: a random share of a limit that doubles, and
+// what a refusal asks for; without, only the latter.
+func (in *instance) join(r *rejoin) error {
+	in.conn = nil
+	var waited time.Duration
+	for limit := firstWait; ; limit = min(2*limit, longestWait) {
+		if r.jitter {
+			wait := rand.N(limit)
+			waited += wait
+			time.Sleep(wait)
+		}
+		err := in.open(r.resume)
+		var no *refusal
+		if errors.As(err, &no) {
+			r.refused.Add(1)
+			waited += no.wait
+			time.Sleep(no.wait)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for old := r.spread.Load(); int64(waited) > old && !r.spread.CompareAndSwap(old, int64(waited)); {
+			old = r.spread.Load()
+		}
+		return nil
+	}
+}
+
+func (in *instance) cut() {
+	_ = in.conn.Close()
+	<-in.done
+}
+
+// meter counts what is read.
+type meter struct {
+	net.Conn
+	n *int64
+}
+
+func (m meter) Read(b []byte) (int, error) {
+	n, err := m.Conn.Read(b)
+	*m.n += int64(n)
+	return n, err
+}
+
+// open starts a stream, on a connection of its own or on the one it has, and returns when
+// it is served; the rest is read by a goroutine.
+func (in *instance) open(resume bool) error {
+	var head bytes.Buffer
+	if in.conn == nil {
+		conn, err := dial(in.l.addr, in.id)
+		if err != nil {
+			return err
+		}
+		in.conn, in.stream, in.taken, in.buf, in.unread = conn, 1, 0, nil, 0
+		in.framer = http2.NewFramer(conn, bufio.NewReaderSize(meter{conn, &in.taken}, 4<<10))
+		in.framer.SetReuseFrames()
+		in.framer.ReadMetaHeaders = hpack.NewDecoder(4<<10, nil)
+		head.WriteString(http2.ClientPreface)
+		if err := http2.NewFramer(&head, nil).WriteSettings(); err != nil {
+			return err
+		}
+	} else {
+		in.stream += 2
+	}
+	in.served = false
+	if err := in.call(&head, resume); err != nil {
+		return err
+	}
+	for !in.served {
+		if err := in.step(); err != nil {
+			var no *refusal
+			if !errors.As(err, &no) {
+				_ = in.conn.Close()
+				in.conn = nil
+			}
+			return err
+		}
+	}
+	in.greeting = in.taken
+	in.done = make(chan struct{})
+	go func(done chan struct{}) {
+		defer close(done)
+		for {
+			if err := in.step(); err != nil {
+				return // a stream that is missed shows in its slot
+			}
+		}
+	}(in.done)
+	return nil
+}
+
+// call writes the headers and the first message.
+func (in *instance) call(head *bytes.Buffer, resume bool) error {
+	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)
 	for _, f := range [][2]string{
 		{":method", "POST"},
 		{":scheme", "http"},
-		{":path", policydv1.WatchService_Watch_FullMethodName},
+		{":path", in.l.system.speak.path},
 		{":authority", "bench"},
 		{"content-type", "application/grpc"},
 		{"te", "trailers"},
@@ -61,22 +187,14 @@ func (in *instance) hello(id int) error {
 			return err
 		}
 	}
-	if err := fr.WriteSettings(); err != nil {
+	fr := http2.NewFramer(head, nil)
+	if err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: in.stream, BlockFragment: block.Bytes(), EndHeaders: true}); err != nil {
 		return err
 	}
-	if err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: streamID, BlockFragment: block.Bytes(), EndHeaders: true}); err != nil {
+	if err := fr.WriteData(in.stream, false, message(in.l.system.speak.hello(in, resume))); err != nil {
 		return err
 	}
-	hello, err := proto.Marshal(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Hello{Hello: &policydv1.Hello{
-		Instance: fmt.Sprint("instance-", id), Namespace: "shop", Service: "checkout", SdkLanguage: "go", SdkVersion: "1.0.0",
-	}}})
-	if err != nil {
-		return err
-	}
-	if err := fr.WriteData(streamID, false, message(hello)); err != nil {
-		return err
-	}
-	_, err = in.conn.Write(head.Bytes())
+	_, err := in.conn.Write(head.Bytes())
 	return err
 }
 
@@ -84,6 +202,10 @@ func message(m []byte) []byte {
 	b := make([]byte, 5, 5+len(m))
 	binary.BigEndian.PutUint32(b[1:], uint32(len(m)))
 	return append(b, m...)
+}
+
+func (in *instance) say(m proto.Message) error {
+	return in.framer.WriteData(in.stream, false, message(encoded(m)))
 }
 
 // step reads one frame and does what it asks for.
@@ -103,20 +225,30 @@ func (in *instance) step() error {
 		}
 	case *http2.GoAwayFrame, *http2.RSTStreamFrame:
 		return fmt.Errorf("stream ended: %v", f)
+	case *http2.MetaHeadersFrame:
+		if f.StreamEnded() {
+			return ending(f)
+		}
 	case *http2.DataFrame:
-		in.read += len(f.Data())
-		if in.read > 16<<10 {
-			if err := in.framer.WriteWindowUpdate(0, uint32(in.read)); err != nil {
-				return err
-			}
-			if err := in.framer.WriteWindowUpdate(streamID, uint32(in.read)); err != nil {
-				return err
-			}
-			in.read = 0
+		if err := in.giveBack(len(f.Data())); err != nil {
+			return err
 		}
 		return in.take(f.Data())
 	}
 	return nil
+}
+
+// giveBack returns the window now and then.
+func (in *instance) giveBack(n int) error {
+	if in.unread += n; in.unread < 16<<10 {
+		return nil
+	}
+	back := uint32(in.unread)
+	in.unread = 0
+	if err := in.framer.WriteWindowUpdate(0, back); err != nil {
+		return err
+	}
+	return in.framer.WriteWindowUpdate(in.stream, back)
 }
 
 func (in *instance) take(data []byte) error {
@@ -126,7 +258,11 @@ func (in *instance) take(data []byte) error {
 		if len(in.buf) < size {
 			return nil
 		}
-		if err := in.update(in.buf[5:size]); err != nil {
+		m := in.buf[5:size]
+		if at, ok := committed(m); ok {
+			in.slot.got(at)
+		}
+		if err := in.l.system.speak.take(in, m); err != nil {
 			return err
 		}
 		in.buf = append(in.buf[:0], in.buf[size:]...)
@@ -134,50 +270,41 @@ func (in *instance) take(data []byte) error {
 	return nil
 }
 
-// update confirms an update and notes when it came.
-func (in *instance) update(m []byte) error {
-	field, _, n := protowire.ConsumeTag(m)
-	if n < 0 || field != 1 {
-		return nil // a heartbeat
-	}
-	body, n := protowire.ConsumeBytes(m[n:])
-	if n < 0 {
-		return protowire.ParseError(n)
-	}
-	in.l.note(body)
-	if !in.greeted {
-		in.greeted = true
-		in.l.ready <- nil
-	}
-	if in.updates++; in.l.quiet && in.updates%10 > 0 {
-		return nil
-	}
-	var epoch string
-	var revision uint64
-	for len(body) > 0 && revision == 0 {
-		field, kind, n := protowire.ConsumeTag(body)
-		if n < 0 {
-			return protowire.ParseError(n)
+// refusal is a stream that the server wants later.
+type refusal struct{ wait time.Duration }
+
+func (r *refusal) Error() string { return fmt.Sprintf("refused, come back in %v", r.wait) }
+
+const resourceExhausted = "8"
+
+func ending(f *http2.MetaHeadersFrame) error {
+	var code, text, details string
+	for _, h := range f.Fields {
+		switch h.Name {
+		case "grpc-status":
+			code = h.Value
+		case "grpc-message":
+			text = h.Value
+		case "grpc-status-details-bin":
+			details = h.Value
 		}
-		body = body[n:]
-		switch field {
-		case 1:
-			epoch, n = protowire.ConsumeString(body)
-		case 2:
-			revision, n = protowire.ConsumeVarint(body)
-		default:
-			n = protowire.ConsumeFieldValue(field, kind, body)
-		}
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		body = body[n:]
 	}
-	ack, err := proto.Marshal(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Ack{Ack: &policydv1.Ack{
-		Epoch: epoch, Revision: int64(revision),
-	}}})
+	if code != resourceExhausted {
+		return fmt.Errorf("stream ended with status %s: %s", code, text)
+	}
+	raw, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(details, "="))
 	if err != nil {
 		return err
 	}
-	return in.framer.WriteData(streamID, false, message(ack))
+	var st statuspb.Status
+	if err := proto.Unmarshal(raw, &st); err != nil {
+		return err
+	}
+	for _, d := range st.GetDetails() {
+		var info errdetails.RetryInfo
+		if d.UnmarshalTo(&info) == nil {
+			return &refusal{wait: info.GetRetryDelay().AsDuration()}
+		}
+	}
+	return errors.New("refused without a time to come back")
 }

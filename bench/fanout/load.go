@@ -3,90 +3,175 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
 	"io"
 	"net"
-	"os"
+	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// load opens the streams, and then says for each change how long it took to each of them.
-func load(system, addr string, o options) error {
-	l := &loader{quiet: system == hubQuiet, ready: make(chan error, o.Streams), got: make(chan arrival, o.Streams)}
-	var starting sync.WaitGroup
-	slots := make(chan struct{}, 64)
-	for i := range o.Streams {
-		slots <- struct{}{}
-		starting.Go(func() {
-			defer func() { <-slots }()
-			c, err := net.Dial("tcp", addr)
-			if err != nil {
-				l.ready <- err
-				return
+// slot says what arrived last at one instance.
+type slot struct {
+	received, applied     atomic.Int64 // when
+	receivedOf, appliedOf atomic.Int64 // which commit, written after when
+}
+
+func (s *slot) got(of stamp) {
+	s.received.Store(time.Now().UnixNano())
+	s.receivedOf.Store(int64(of))
+}
+
+func (s *slot) inForce(of stamp) {
+	s.applied.Store(time.Now().UnixNano())
+	s.appliedOf.Store(int64(of))
+}
+
+// arrivals says how long a change took to each stream, in nanoseconds.
+type arrivals struct {
+	Received, Applied []int64
+}
+
+// loader is all instances.
+type loader struct {
+	system    system
+	addr      string
+	slots     []slot
+	instances []*instance
+}
+
+// load opens the streams and then answers for each change how long it took to each of them.
+func load(name, addr string, o options) error {
+	s, err := find(name)
+	if err != nil {
+		return err
+	}
+	l := &loader{system: s, addr: addr, slots: make([]slot, o.Streams)}
+	if s.speak == nil {
+		err = l.connectRaw(len(encoded(document(0, o.Size))))
+	} else {
+		for id := range l.slots {
+			l.instances = append(l.instances, newInstance(l, id))
+		}
+		err = l.together(64, func(in *instance) error { return in.join(&rejoin{}) })
+	}
+	if err != nil {
+		return err
+	}
+	answer(len(l.slots))
+	return answerAll(l.do)
+}
+
+// together calls f for all instances, so many at a time.
+func (l *loader) together(width int, f func(*instance) error) error {
+	var wg sync.WaitGroup
+	var failed atomic.Pointer[error]
+	places := make(chan struct{}, width)
+	for _, in := range l.instances {
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			if err := f(in); err != nil {
+				err = fmt.Errorf("instance %d: %w", in.id, err)
+				failed.CompareAndSwap(nil, &err)
 			}
-			if system == floor {
-				l.ready <- nil
-				go l.readRaw(c, o.Size)
-				return
-			}
-			go l.watch(c, i)
 		})
 	}
-	starting.Wait()
-	for range o.Streams {
-		if err := <-l.ready; err != nil {
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+func (l *loader) do(words []string) (any, error) {
+	switch words[0] {
+	case "arrivals":
+		of, err := strconv.ParseInt(words[1], 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		return l.arrivals(stamp(of))
+	case "rejoin":
+		return l.rejoin(slices.Contains(words, "jitter"), slices.Contains(words, "resume"))
+	}
+	return nil, fmt.Errorf("unknown command")
+}
+
+// patience is how long a change may take.
+const patience = time.Minute
+
+// arrivals waits until a commit is everywhere.
+func (l *loader) arrivals(of stamp) (*arrivals, error) {
+	deadline := time.Now().Add(patience)
+	for i := range l.slots {
+		s := &l.slots[i]
+		for s.receivedOf.Load() != int64(of) || l.system.engine && s.appliedOf.Load() != int64(of) {
+			if time.Now().After(deadline) {
+				return nil, fmt.Errorf("stream %d did not get a change within %v", i, patience)
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	}
+	a := &arrivals{}
+	for i := range l.slots {
+		s := &l.slots[i]
+		a.Received = append(a.Received, s.received.Load()-int64(of))
+		if l.system.engine {
+			a.Applied = append(a.Applied, s.applied.Load()-int64(of))
+		}
+	}
+	return a, nil
+}
+
+// portsPerAddress stays below what the system gives out by itself.
+const portsPerAddress = 8000
+
+// dial takes another source address for every few thousand connections.
+func dial(addr string, id int) (net.Conn, error) {
+	from := &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+id/portsPerAddress))}
+	d := net.Dialer{LocalAddr: from, KeepAlive: -1}
+	return d.Dial("tcp", addr)
+}
+
+func (l *loader) connectRaw(size int) error {
+	for i := range l.slots {
+		c, err := dial(l.addr, i)
+		if err != nil {
 			return err
 		}
-	}
-	answer(o.Streams)
-
-	in := bufio.NewScanner(os.Stdin)
-	for in.Scan() {
-		// One change at a time, and each stream sees each change once.
-		got := arrivals{After: make([]int64, 0, o.Streams)}
-		for range o.Streams {
-			a := <-l.got
-			got.After = append(got.After, a.at-a.sent)
+		var served [1]byte
+		if _, err := io.ReadFull(c, served[:]); err != nil {
+			return err
 		}
-		answer(got)
+		go readRaw(c, size, &l.slots[i])
 	}
-	return in.Err()
+	return nil
 }
 
-type arrival struct{ sent, at int64 }
-
-type loader struct {
-	quiet bool
-	ready chan error
-	got   chan arrival
+// came is what the return of all instances was like.
+type came struct {
+	Took    time.Duration // until the last one was up to date
+	Spread  time.Duration // the longest that an instance waited of its own will
+	Refused int64
+	Bytes   int64 // that the server sent, all in all
 }
 
-func (l *loader) readRaw(c net.Conn, size int) {
-	b := make([]byte, max(size, len(mark)+markDigits))
-	for {
-		if _, err := io.ReadFull(c, b); err != nil {
-			return
-		}
-		l.note(b)
+// rejoin cuts all connections at once and lets the instances come back.
+func (l *loader) rejoin(jitter, resume bool) (*came, error) {
+	for _, in := range l.instances {
+		in.cut()
 	}
-}
-
-// note looks for the time of commit in what arrived.
-func (l *loader) note(b []byte) {
-	at := time.Now().UnixNano()
-	i := bytes.Index(b, []byte(mark))
-	if i < 0 {
-		return
+	r := &rejoin{jitter: jitter, resume: resume}
+	start := time.Now()
+	if err := l.together(len(l.instances), func(in *instance) error { return in.join(r) }); err != nil {
+		return nil, err
 	}
-	digits := b[i+len(mark):]
-	sent, err := strconv.ParseInt(string(digits[:markDigits]), 10, 64)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "fanout: unreadable time:", err)
-		return
+	c := &came{Took: time.Since(start), Spread: time.Duration(r.spread.Load()), Refused: r.refused.Load()}
+	for _, in := range l.instances {
+		c.Bytes += in.greeting
 	}
-	l.got <- arrival{sent: sent, at: at}
+	return c, nil
 }

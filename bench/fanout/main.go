@@ -1,239 +1,177 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command fanout measures how fast one change reaches many streams, and what it costs the
-// server, beside a floor that writes the same bytes to as many TCP connections. Server and
-// load are processes of their own. Figures are of one run on one machine; ratios are what
-// counts.
+// Command fanout measures how fast one change of a document reaches many instances and what
+// that costs the server, beside a floor that writes the same bytes to as many TCP
+// connections, and beside peers.
+//
+//	go run ./fanout -n 1000                                     one table
+//	go run ./fanout -n 1000,5000,10000,19000 -out DIR           tables, JSON and plots
+//	go run ./fanout -n 10000 -systems none -scenarios all       policyd in hard moments
+//
+// Server and load are processes of their own, N streams are N connections. The load side is
+// the same for all: one HTTP/2 client that speaks each system's messages, and one place
+// where arrivals are timed. A change carries the time of its commit: taken before the call
+// that makes the change known to the system. Figures are of one machine; ratios count.
 package main
 
 import (
-	"bufio"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
-	"runtime"
-	"runtime/debug"
-	"runtime/pprof"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
 
+// options hold for server and load.
 type options struct {
 	Streams int
 	Rounds  int
-	Size    int
 	Turns   int
+	Size    int
 	Pause   time.Duration
+	// Accept is how many streams policyd takes per second.
+	Accept  int
+	Profile string
+}
+
+// acceptAll keeps the limit of new streams out of what is not about it.
+const acceptAll = 50_000
+
+// job is what a child process is told to do.
+type job struct {
+	Role, System, Addr string
+	Options            options
 }
 
 func main() {
-	var o options
-	flag.IntVar(&o.Streams, "n", 1000, "streams, each on a connection of its own")
-	flag.IntVar(&o.Rounds, "rounds", 25, "changes per turn")
-	flag.IntVar(&o.Turns, "turns", 3, "turns of each system")
-	flag.IntVar(&o.Size, "size", 1000, "bytes of the document that changes")
-	flag.DurationVar(&o.Pause, "pause", 40*time.Millisecond, "between two changes")
-	role := flag.String("role", "", "internal: server or load")
-	system := flag.String("system", "", "internal: what to serve or load")
-	profile := flag.String("profile", "", "write a CPU profile of each server to this file, the last one stays")
-	addr := flag.String("addr", "", "internal: where the server is")
-	only := flag.String("only", "", "measure only systems whose name contains this, besides the floor")
-	flag.Parse()
-
-	var err error
-	switch *role {
-	case "server":
-		err = profiled(*profile, func() error { return serve(*system, o) })
-	case "load":
-		err = load(*system, *addr, o)
-	default:
-		err = run(o, chosen(*only), *profile)
-	}
-	if err != nil {
+	if err := mainErr(); err != nil {
 		fmt.Fprintln(os.Stderr, "fanout:", err)
 		os.Exit(1)
 	}
 }
 
-// systems in the order of the table; the first is the floor.
-func systems() []string { return []string{floor, hubQuiet, hub, hubSwitch} }
+func mainErr() error {
+	var o options
+	sizes := flag.String("n", "1000", "numbers of streams, comma-separated; each stream has a connection of its own")
+	flag.IntVar(&o.Rounds, "rounds", 15, "changes per turn")
+	flag.IntVar(&o.Turns, "turns", 3, "turns of each system; systems take turns")
+	flag.IntVar(&o.Size, "size", 1000, "bytes of the document that changes")
+	flag.DurationVar(&o.Pause, "pause", 100*time.Millisecond, "between two changes")
+	flag.StringVar(&o.Profile, "profile", "", "write CPU profiles of the servers to files that start so")
+	chosen := flag.String("systems", "all", "comma-separated: all, none or "+strings.Join(names(), ", "))
+	scenarios := flag.String("scenarios", "none", "comma-separated: all, none or "+strings.Join(scenarioNames(), ", "))
+	carrier := flag.String("transport", hub, "what scenarios run on: "+hub+" or "+lean)
+	asJSON := flag.Bool("json", false, "print JSON instead of tables")
+	out := flag.String("out", "", "directory for fanout.json, fanout.txt and the plots")
+	child := flag.String("child", "", "internal: the job of a child process")
+	flag.Parse()
 
-const (
-	floor = "raw TCP, shared bytes, 2 writers"
-	// hubQuiet measures nearly without acks, as the floor has none.
-	hubQuiet  = "policyd, one ack in ten"
-	hub       = "policyd"
-	hubSwitch = "policyd, a switch among 100 edits/s"
-)
-
-func chosen(part string) []string {
-	return slices.DeleteFunc(systems(), func(s string) bool { return s != floor && !strings.Contains(s, part) })
-}
-
-func run(o options, chosen []string, profile string) error {
-	fmt.Printf("%s %s/%s, %d cores shared by server and load, loopback\n",
-		runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU())
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, m := range info.Deps {
-			if m.Path == "google.golang.org/grpc" {
-				fmt.Println(m.Path, m.Version)
-			}
+	if *child != "" {
+		var j job
+		if err := json.Unmarshal([]byte(*child), &j); err != nil {
+			return err
 		}
+		return j.do()
 	}
-	fmt.Printf("%d streams on as many connections, %d-byte document, %d turns of %d changes, %v apart; load average %s\n\n",
-		o.Streams, o.Size, o.Turns, o.Rounds, o.Pause, loadAverage())
-
-	results := make(map[string]*result)
-	for range o.Turns {
-		for _, system := range chosen {
-			r, err := measure(system, o, profile)
-			if err != nil {
-				return fmt.Errorf("%s: %w", system, err)
-			}
-			if results[system] == nil {
-				results[system] = &result{}
-			}
-			results[system].add(r)
-		}
-	}
-	table(os.Stdout, chosen, results)
-	return nil
-}
-
-func profiled(file string, f func() error) error {
-	if file == "" {
-		return f()
-	}
-	out, err := os.Create(file)
+	ns, err := parseSizes(*sizes)
 	if err != nil {
 		return err
 	}
-	defer out.Close()
-	if err := pprof.StartCPUProfile(out); err != nil {
+	systems, err := choose(*chosen, names())
+	if err != nil {
 		return err
 	}
-	defer pprof.StopCPUProfile()
-	return f()
-}
-
-func loadAverage() string {
-	b, err := os.ReadFile("/proc/loadavg")
+	if len(systems) > 0 && !slices.Contains(systems, floor) {
+		systems = append([]string{floor}, systems...)
+	}
+	hard, err := choose(*scenarios, scenarioNames())
 	if err != nil {
-		return "unknown"
+		return err
 	}
-	first, _, _ := strings.Cut(string(b), " ")
-	return first
-}
-
-// child is a process of this program that answers lines with JSON.
-type child struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Reader
-}
-
-func spawn(args ...string) (*child, error) {
-	c := &child{cmd: exec.Command(os.Args[0], args...)}
-	c.cmd.Stderr = os.Stderr
-	var err error
-	if c.in, err = c.cmd.StdinPipe(); err != nil {
-		return nil, err
+	if *carrier != hub && *carrier != lean {
+		return fmt.Errorf("-transport %s: scenarios run on %s or %s", *carrier, hub, lean)
 	}
-	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
+	o.Accept = acceptAll
+	r := newReport(o)
+	for _, n := range ns {
+		o.Streams = n
+		if err := r.compare(systems, o); err != nil {
+			return err
+		}
+		for _, name := range hard {
+			if err := r.endure(name, *carrier, o); err != nil {
+				return fmt.Errorf("scenario %s: %w", name, err)
+			}
+		}
 	}
-	c.out = bufio.NewReaderSize(out, 1<<20)
-	return c, c.cmd.Start()
-}
-
-func (c *child) ask(what string, answer any) error {
-	if what != "" {
-		if _, err := fmt.Fprintln(c.in, what); err != nil {
+	r.Conditions.LoadAfter = loadAverage()
+	if *out != "" {
+		if err := r.save(*out); err != nil {
 			return err
 		}
 	}
-	line, err := c.out.ReadBytes('\n')
-	if err != nil {
-		return fmt.Errorf("ask %q: %w", what, err)
+	if *asJSON {
+		e := json.NewEncoder(os.Stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(r)
 	}
-	return json.Unmarshal(line, answer)
+	r.print(os.Stdout)
+	return nil
 }
 
-func (c *child) stop() {
-	_ = c.in.Close()
-	_ = c.cmd.Wait()
+func (j job) do() error {
+	switch j.Role {
+	case "server":
+		return profiled(j.Options.Profile, j.System, func() error { return serve(j.System, j.Options) })
+	case "load":
+		return load(j.System, j.Addr, j.Options)
+	case "start":
+		return start(j.System, j.Addr)
+	}
+	return fmt.Errorf("unknown role %q", j.Role)
 }
 
-// usage is what a server process has used so far.
-type usage struct {
-	CPU time.Duration
-	RSS int64 // bytes
-}
+// spareFiles is what a process opens besides the connections.
+const spareFiles = 100
 
-// arrivals says how long a change took to each stream, in nanoseconds.
-type arrivals struct {
-	After []int64
-}
-
-func measure(system string, o options, profile string) (*turn, error) {
-	args := []string{
-		"-n", fmt.Sprint(o.Streams), "-size", fmt.Sprint(o.Size), "-rounds", fmt.Sprint(o.Rounds), "-system", system,
-	}
-	server, err := spawn(append(args, "-role", "server", "-profile", profile)...)
-	if err != nil {
-		return nil, err
-	}
-	defer server.stop()
-	var addr string
-	if err := server.ask("", &addr); err != nil {
-		return nil, err
-	}
-	var empty, idle, before, after usage
-	if err := server.ask("usage", &empty); err != nil {
-		return nil, err
-	}
-	load, err := spawn(append(args, "-role", "load", "-addr", addr)...)
-	if err != nil {
-		return nil, err
-	}
-	defer load.stop()
-	var connected int
-	if err := load.ask("", &connected); err != nil {
-		return nil, err
-	}
-	time.Sleep(500 * time.Millisecond)
-	if err := server.ask("usage", &idle); err != nil {
-		return nil, err
-	}
-	t := &turn{perStream: float64(idle.RSS-empty.RSS) / float64(o.Streams)}
-	// A first change warms both sides up.
-	for i := range o.Rounds + 1 {
-		if i == 1 {
-			if err := server.ask("usage", &before); err != nil {
-				return nil, err
-			}
+func parseSizes(list string) ([]int, error) {
+	var ns []int
+	for part := range strings.SplitSeq(list, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(part))
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("-n %s: not a number of streams", part)
 		}
-		var done bool
-		var got arrivals
-		if err := server.ask("change", &done); err != nil {
+		limit, err := openFiles()
+		if err != nil {
 			return nil, err
 		}
-		if err := load.ask("arrivals", &got); err != nil {
-			return nil, err
+		if n+spareFiles > limit {
+			return nil, fmt.Errorf("-n %d: a process may have %d files open here, so at most %d streams", n, limit, limit-spareFiles)
 		}
-		if i > 0 {
-			t.delays = append(t.delays, got.After)
+		ns = append(ns, n)
+	}
+	return ns, nil
+}
+
+func choose(list string, all []string) ([]string, error) {
+	switch list {
+	case "all":
+		return all, nil
+	case "none", "":
+		return nil, nil
+	}
+	var chosen []string
+	var errs []error
+	for name := range strings.SplitSeq(list, ",") {
+		name = strings.TrimSpace(name)
+		if !slices.Contains(all, name) {
+			errs = append(errs, fmt.Errorf("%q is none of %s", name, strings.Join(all, ", ")))
 		}
-		time.Sleep(o.Pause)
+		chosen = append(chosen, name)
 	}
-	if err := server.ask("usage", &after); err != nil {
-		return nil, err
-	}
-	t.cpu = float64(after.CPU-before.CPU) / float64(o.Rounds*o.Streams)
-	return t, nil
+	return chosen, errors.Join(errs...)
 }

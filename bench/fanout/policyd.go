@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/policyd/policyd/internal/config"
+	"github.com/policyd/policyd/internal/daemon"
+	"github.com/policyd/policyd/internal/fleet"
+	"github.com/policyd/policyd/internal/policy"
+	"github.com/policyd/policyd/internal/push"
+	leanserver "github.com/policyd/policyd/internal/push/lean"
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+)
+
+func warnings() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
+
+// newHub returns a hub that runs, and what publishes to it as the store would.
+func newHub(o options) (*push.Hub, *served, error) {
+	h, err := push.New(push.Config{
+		Fleet: fleet.New(), Logger: warnings(),
+		Limits: push.Limits{AcceptRate: o.Accept},
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	go func() { _ = h.Run(context.Background()) }()
+
+	var mu sync.Mutex
+	revision := policy.Revision(1)
+	publish := func(c policy.Change, m proto.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		c.Document = encoded(m)
+		revision++
+		c.Revision = revision
+		h.Publish(policy.Update{Epoch: "bench", Revision: revision, Changes: []policy.Change{c}})
+		return nil
+	}
+	s := &served{
+		commit: func(at stamp) error {
+			return publish(policy.Change{Key: "policies/" + scope, Scope: scope}, document(at, o.Size))
+		},
+		turn: func(at stamp) error {
+			return publish(policy.Change{Key: "switches/ks", Scope: scope, Urgent: true}, killSwitch(at, o.Size))
+		},
+	}
+	h.Publish(policy.Update{Epoch: "bench", Revision: revision, Reset: true})
+	return h, s, s.commit(0)
+}
+
+// serveHub is policyd's push on grpc-go's server.
+func serveHub(l net.Listener, o options) (*served, error) {
+	h, s, err := newHub(o)
+	if err != nil {
+		return nil, err
+	}
+	server := grpc.NewServer(push.ServerOptions()...)
+	h.Register(server)
+	go func() { _ = server.Serve(l) }()
+	return s, nil
+}
+
+// serveLean is policyd's push on its own transport.
+func serveLean(l net.Listener, o options) (*served, error) {
+	h, s, err := newHub(o)
+	if err != nil {
+		return nil, err
+	}
+	server, err := leanserver.New(leanserver.Config{Codec: push.Codec(), Logger: warnings()})
+	if err != nil {
+		return nil, err
+	}
+	h.Register(server)
+	go func() { _ = server.Serve(l) }()
+	return s, nil
+}
+
+// serveWhole is all of policyd in its default settings: a commit is a call of AdminService.
+func serveWhole(_ net.Listener, o options) (*served, error) {
+	dir, err := os.MkdirTemp("", "fanout-")
+	if err != nil {
+		return nil, err
+	}
+	addr, _, err := runDaemon(context.Background(), dir, o.Accept)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	admin := policydv1.NewAdminServiceClient(conn)
+	var mu sync.Mutex
+	var revision int64
+	s := &served{addr: addr, dir: dir, commit: func(at stamp) error {
+		mu.Lock()
+		defer mu.Unlock()
+		answer, err := admin.ApplyPolicies(context.Background(), &policydv1.ApplyPoliciesRequest{
+			Changes: []*policydv1.PolicyChange{{Policy: document(at, o.Size), ExpectedRevision: &revision}},
+			Via:     "fanout",
+		})
+		if err != nil {
+			return err
+		}
+		revision = answer.GetRevision()
+		return nil
+	}}
+	return s, s.commit(0)
+}
+
+// runDaemon starts policyd and returns where its gRPC is, and how it will have ended.
+func runDaemon(ctx context.Context, dir string, accept int) (addr string, ended <-chan error, err error) {
+	cfg := config.Default()
+	cfg.Listen.GRPC, cfg.Listen.HTTP, cfg.Data.Dir = "127.0.0.1:0", "127.0.0.1:0", dir
+	if accept > 0 {
+		cfg.Push.AcceptPerSecond = accept
+	}
+	ready := make(chan daemon.Addrs, 1)
+	end := make(chan error, 1)
+	go func() {
+		end <- daemon.Run(ctx, cfg, warnings(), func(a daemon.Addrs) { ready <- a })
+	}()
+	select {
+	case a := <-ready:
+		return a.GRPC, end, nil
+	case err := <-end:
+		return "", nil, fmt.Errorf("policyd ended: %w", err)
+	}
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// report is everything that a run found.
+type report struct {
+	Conditions conditions
+	Rows       []row
+	Figures    []figure
+}
+
+type conditions struct {
+	Date             string
+	Go               string
+	Kernel           string
+	Cores            int
+	Versions         map[string]string
+	PayloadBytes     int
+	Turns, Rounds    int
+	Pause            string
+	LoadBefore       string
+	LoadAfter        string
+	ServerAndLoad    string
+	CommitIsTakenAt  string
+	MemoryIsMeasured string
+}
+
+// row is a system at one number of streams. Times are medians over all changes, the rest
+// medians over the turns.
+type row struct {
+	System, Title   string
+	N               int
+	Received        ms
+	Applied         *ms `json:",omitempty"`
+	TimesFloor      float64
+	CPU             float64 // µs of the server per delivery
+	CPUTimesFloor   float64
+	HeldKB, AsIsKB  float64
+	EveryP99Of      []float64 // of each change, ms
+	EveryAppliedP99 []float64 `json:",omitempty"`
+}
+
+type ms struct{ P50, P99, Max float64 }
+
+// figure is what a scenario measured.
+type figure struct {
+	Scenario, System string
+	N                int
+	What             string
+	Value            float64
+	Unit             string
+	Goal             string `json:",omitempty"`
+	Missed           bool   `json:",omitempty"`
+}
+
+func newReport(o options) *report {
+	r := &report{Conditions: conditions{
+		Date: time.Now().UTC().Format(time.RFC3339),
+		Go:   runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH, Cores: runtime.NumCPU(),
+		Versions: make(map[string]string), PayloadBytes: o.Size, Turns: o.Turns, Rounds: o.Rounds, Pause: o.Pause.String(),
+		LoadBefore:       loadAverage(),
+		ServerAndLoad:    "two processes on the same cores, loopback",
+		CommitIsTakenAt:  "before the call that makes the change known to the system",
+		MemoryIsMeasured: "resident size of the server, without the kernel's socket buffers",
+	}}
+	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		r.Conditions.Kernel = strings.TrimSpace(string(b))
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			switch m.Path {
+			case "google.golang.org/grpc", "go.etcd.io/etcd/server/v3", "github.com/envoyproxy/go-control-plane":
+				r.Conditions.Versions[m.Path] = m.Version
+			}
+		}
+	}
+	return r
+}
+
+// compare measures systems at one number of streams. They take turns, so that what else the
+// machine does meets all of them.
+func (r *report) compare(chosen []string, o options) error {
+	samples := make(map[string]*sample)
+	for turn := range o.Turns {
+		for _, name := range chosen {
+			progress("%d streams, turn %d of %d: %s", o.Streams, turn+1, o.Turns, name)
+			if samples[name] == nil {
+				samples[name] = &sample{}
+			}
+			if err := samples[name].turn(name, o); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	for _, name := range chosen {
+		s, base := samples[name], samples[floor]
+		sys, err := find(name)
+		if err != nil {
+			return err
+		}
+		x := row{
+			System: name, Title: sys.title, N: o.Streams, Received: s.received.medians(),
+			TimesFloor: median(s.received.P99) / median(base.received.P99),
+			CPU:        median(s.cpu) / 1000, CPUTimesFloor: median(s.cpu) / median(base.cpu),
+			HeldKB: median(s.held) / 1024, AsIsKB: median(s.now) / 1024,
+			EveryP99Of: s.received.P99, EveryAppliedP99: s.applied.P99,
+		}
+		if len(s.applied.P99) > 0 {
+			m := s.applied.medians()
+			x.Applied = &m
+		}
+		r.Rows = append(r.Rows, x)
+	}
+	return nil
+}
+
+func progress(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "fanout: "+format+"\n", args...)
+}
+
+func (t *times) medians() ms { return ms{median(t.P50), median(t.P99), median(t.Max)} }
+
+func (r *report) print(w io.Writer) {
+	c := r.Conditions
+	fmt.Fprintf(w, "%s, %s, Linux %s, %d cores (%s)\n", c.Date, c.Go, c.Kernel, c.Cores, c.ServerAndLoad)
+	for path, version := range c.Versions {
+		fmt.Fprintln(w, path, version)
+	}
+	fmt.Fprintf(w, "%d-byte policy, %d turns of %d changes, %s apart; medians; load average %s before, %s after\n",
+		c.PayloadBytes, c.Turns, c.Rounds, c.Pause, c.LoadBefore, c.LoadAfter)
+	n := 0
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', tabwriter.AlignRight)
+	for _, x := range r.Rows {
+		if x.N != n {
+			n = x.N
+			fmt.Fprintf(t, "\nN = %d; ms, commit → received\tp50\tp99\tmax\tp99 × floor\tCPU/delivery\t× floor\tRSS/stream, held\tas it stands\t\n", n)
+		}
+		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.2f\t%.1f µs\t%.2f\t%.1f KB\t%.1f KB\t\n",
+			x.Title, x.Received.P50, x.Received.P99, x.Received.Max, x.TimesFloor, x.CPU, x.CPUTimesFloor, x.HeldKB, x.AsIsKB)
+		if x.Applied != nil {
+			fmt.Fprintf(t, "commit → applied\t%.1f\t%.1f\t%.1f\t\t\t\t\t\t\n", x.Applied.P50, x.Applied.P99, x.Applied.Max)
+		}
+	}
+	_ = t.Flush()
+	if len(r.Figures) == 0 {
+		return
+	}
+	t = tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "\nscenario\tsystem\tN\tmeasured\t\tgoal\t")
+	for _, f := range r.Figures {
+		goal := f.Goal
+		if f.Missed {
+			goal += ", missed"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%.4g %s\t%s\t\n", f.Scenario, f.System, f.N, f.What, f.Value, f.Unit, goal)
+	}
+	_ = t.Flush()
+}
+
+func (r *report) save(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	var text strings.Builder
+	r.print(&text)
+	files := map[string][]byte{"fanout.json": b, "fanout.txt": []byte(text.String())}
+	if len(r.Rows) > 0 {
+		files["fanout.svg"] = r.plot()
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
