@@ -69,6 +69,10 @@ fix-mod: ## tidy the module files
 	@for m in $(MODULES); do (cd $$m && $(GO) mod tidy); done
 	@cd sdk/go && $(GO) list -deps -f '{{with .Module}}{{.Path}}{{end}}' . | sort -u > deps.txt
 
+.PHONY: bench
+bench: ## measure against peers, print tables
+	cd bench && $(GO) run ./hotpath && $(GO) run ./fanout -n $(or $(N),1000)
+
 .PHONY: fuzz
 fuzz: ## run every fuzzer for FUZZTIME (default 20s)
 	@for m in $(MODULES); do (cd tools && $(GO) run ./fuzzall -time $(or $(FUZZTIME),20s) ../$$m); done
