@@ -38,6 +38,7 @@ func (h *house) entries(t *testing.T) int {
 }
 
 func TestO_CL_01_differs_and_failed_have_codes_of_their_own(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	same, other, broken := write(t, document("shop", "{maxAttempts: 2}")), write(t, document("shop", "{maxAttempts: 3}")), write(t, "a: [\n")
 	must(t, h, 0, "apply", "-f", same, "--yes")
@@ -58,6 +59,7 @@ func TestO_CL_01_differs_and_failed_have_codes_of_their_own(t *testing.T) {
 }
 
 func TestO_CL_02_what_was_applied_does_not_differ(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	path := write(t, document("shop/payments", "{maxAttempts: 3}"))
 	must(t, h, 0, "apply", "-f", path, "--yes")
@@ -69,6 +71,7 @@ func TestO_CL_02_what_was_applied_does_not_differ(t *testing.T) {
 }
 
 func TestO_CL_03_prune_deletes_only_what_it_manages_and_only_when_told(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	var stream, ours []string
 	for i := range 20 {
@@ -100,6 +103,7 @@ func TestO_CL_03_prune_deletes_only_what_it_manages_and_only_when_told(t *testin
 }
 
 func TestO_CL_04_all_documents_of_a_file_are_applied(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	path := write(t, document("a", "{maxAttempts: 2}")+"--- # note\n"+document("b", "{maxAttempts: 2}")+"---   \n"+
 		document("c", "{maxAttempts: 2}")+"---\n\n---\n...\n")
@@ -108,6 +112,7 @@ func TestO_CL_04_all_documents_of_a_file_are_applied(t *testing.T) {
 }
 
 func TestO_CL_05_a_repeated_key_applies_nothing(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	path := write(t, document("a", "{maxAttempts: 2}")+"---\n"+document("b", "\n  maxAttempts: 3\n  maxAttempts: 5"))
 	r := must(t, h, 7, "apply", "-f", path, "--yes")
@@ -116,6 +121,7 @@ func TestO_CL_05_a_repeated_key_applies_nothing(t *testing.T) {
 }
 
 func TestO_CL_06_flags_follow_the_rule_of_documents(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	for _, bad := range []string{"30", "1.5", "-1s", "30 s", "30S", "1e3s"} {
 		must(t, h, 2, "switch", "disable-retries", "shop/payments", "--for", bad, "--reason", "x", "--yes")
@@ -125,6 +131,7 @@ func TestO_CL_06_flags_follow_the_rule_of_documents(t *testing.T) {
 }
 
 func TestO_CL_07_names_that_look_like_booleans_survive_export_and_apply(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	text := "apiVersion: policyd/v1\nkind: RetryPolicy\nmetadata: {scope: %s, labels: {NO: off, y: on}}\nspec: {maxAttempts: 2}\n"
 	var stream []string
@@ -147,6 +154,7 @@ func TestO_CL_07_names_that_look_like_booleans_survive_export_and_apply(t *testi
 }
 
 func TestO_CL_08_an_edit_under_a_switch_says_that_it_is_hidden(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	must(t, h, 0, "apply", "-f", write(t, document("shop/payments", "{maxAttempts: 3}")), "--yes")
 	must(t, h, 0, "switch", "disable-retries", "shop/payments", "--id", "off", "--for", "10m", "--reason", "x", "--yes")
@@ -161,6 +169,7 @@ func TestO_CL_08_an_edit_under_a_switch_says_that_it_is_hidden(t *testing.T) {
 }
 
 func TestO_SE_01_a_bomb_is_refused(t *testing.T) {
+	t.Parallel()
 	bomb := "a0: &a0 [x,x,x,x,x,x,x,x,x]\n"
 	for i := 1; i < 9; i++ {
 		bomb += fmt.Sprintf("a%d: &a%d [%s]\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d,", i-1), 9), ","))
@@ -170,6 +179,7 @@ func TestO_SE_01_a_bomb_is_refused(t *testing.T) {
 }
 
 func TestApply_writes_up_to_a_hundred_at_once_and_more_in_steps(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	var stream []string
 	for i := range 230 {
@@ -189,6 +199,7 @@ func TestApply_writes_up_to_a_hundred_at_once_and_more_in_steps(t *testing.T) {
 }
 
 func TestApply_says_who_moved_the_revision(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	must(t, h, 0, "apply", "-f", write(t, document("shop", "{maxAttempts: 2}")), "--yes")
 	// Someone saves while the editor is open.
@@ -211,6 +222,7 @@ func TestApply_says_who_moved_the_revision(t *testing.T) {
 }
 
 func TestApply_says_what_was_saved_before_a_step_failed(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	var stream []string
 	for i := range 150 {
@@ -226,4 +238,17 @@ func TestApply_says_what_was_saved_before_a_step_failed(t *testing.T) {
 	r := must(t, h, 1, "apply", "-f", write(t, strings.Join(stream, "---\n")), "--yes", "--split")
 	require.Contains(t, r.err, "Saved before that: 100 documents, up to revision 2")
 	require.Contains(t, r.err, "Request id:")
+}
+
+func TestInit_of_a_scope_with_a_policy_shows_what_it_inherits(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	must(t, h, 0, "apply", "-f", write(t, document("shop", "{maxAttempts: 4, backoff: {base: 100ms}}")), "--yes")
+	own := must(t, h, 0, "init", "shop")
+	require.Regexp(t, `base: 200ms +# built-in`, own.stdout)
+	require.Regexp(t, `maxAttempts: 3 +# built-in`, own.stdout)
+	require.Contains(t, own.err, "shop has a policy already (revision 2), which this would replace; to change it:  policyctl edit shop")
+	below := must(t, h, 0, "init", "shop/cart")
+	require.Regexp(t, `base: 100ms +# shop\n`, below.stdout)
+	require.Empty(t, below.err)
 }

@@ -144,9 +144,13 @@ func (h *house) set(id, how, scope string) {
 func (h *house) report(endpoint, breaker string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	rejected := int64(0)
+	if breaker == "open" {
+		rejected = 2_500
+	}
 	for _, in := range h.instances {
 		in.session.Reported(&fleet.Report{Period: 10 * time.Second, Endpoints: []fleet.EndpointReport{{
-			Endpoint: endpoint, Calls: 10_000, Attempts: 11_000, Failed: 200, Rescued: 190, Breaker: breaker,
+			Endpoint: endpoint, Calls: 10_000, Attempts: 11_000, Failed: 200, Rescued: 190, Rejected: rejected, Breaker: breaker,
 			BudgetLeft: 12, Suppressed: map[string]int64{"budget_exhausted": 30},
 		}}})
 	}

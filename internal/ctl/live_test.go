@@ -60,6 +60,7 @@ func (b *background) events(t *testing.T) []event {
 }
 
 func TestWatch_prints_events_and_survives_policyd_going_away(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	must(t, h, 0, "switch", "disable-retries", "shop/payments", "--id", "one", "--reason", "x", "--yes", "-q")
 	b := start(t, h, options{}, "switch", "list", "-w", "-o", "jsonl")
@@ -90,6 +91,7 @@ func TestWatch_prints_events_and_survives_policyd_going_away(t *testing.T) {
 }
 
 func TestWatch_prints_lines_where_there_is_no_terminal_and_redraws_where_there_is(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	lines := start(t, h, options{}, "fleet", "-w")
 	eventually(t, "the table comes first", func() bool { return strings.Contains(lines.out.String(), "checkout-2") })
@@ -113,6 +115,7 @@ func TestWatch_prints_lines_where_there_is_no_terminal_and_redraws_where_there_i
 }
 
 func TestSwitch_waits_through_a_restart_of_policyd(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	h.set("cart-1", "behind", "")
 	b := start(t, h, options{}, "switch", "disable-retries", "shop/payments", "--id", "one", "--reason", "x", "--yes", "--timeout", "60s")
@@ -126,6 +129,7 @@ func TestSwitch_waits_through_a_restart_of_policyd(t *testing.T) {
 }
 
 func TestSwitch_interrupted_while_waiting_stays_on(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	h.set("cart-1", "behind", "")
 	b := start(t, h, options{}, "switch", "disable-retries", "shop/payments", "--id", "one", "--reason", "x", "--yes", "--timeout", "60s")
@@ -138,6 +142,7 @@ func TestSwitch_interrupted_while_waiting_stays_on(t *testing.T) {
 }
 
 func TestApply_interrupted_while_waiting_says_what_is_saved(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	h.set("cart-1", "behind", "")
 	b := start(t, h, options{}, "apply", "-f", write(t, document("shop", "{maxAttempts: 2}")), "--yes", "--timeout", "60s")
@@ -148,6 +153,7 @@ func TestApply_interrupted_while_waiting_says_what_is_saved(t *testing.T) {
 }
 
 func TestPrompts_on_a_terminal(t *testing.T) {
+	t.Parallel()
 	cases := map[string]struct {
 		typed string
 		args  []string
@@ -177,6 +183,7 @@ func TestPrompts_on_a_terminal(t *testing.T) {
 }
 
 func TestPrompts_for_deleting(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	must(t, h, 0, "apply", "-f", write(t, document("shop", "{maxAttempts: 2}")), "--yes")
 	r := run(t, h, options{tty: true, stdin: "no\n"}, "delete", "policy", "shop")
@@ -189,6 +196,7 @@ func TestPrompts_for_deleting(t *testing.T) {
 }
 
 func TestMeter_is_a_bar_on_a_terminal(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	h.set("cart-1", "behind", "")
 	b := start(t, h, options{tty: true}, "switch", "disable-retries", "shop/payments", "--id", "one", "--reason", "x", "--yes", "--timeout", "60s")
@@ -199,6 +207,7 @@ func TestMeter_is_a_bar_on_a_terminal(t *testing.T) {
 }
 
 func TestColour_only_where_it_is_wanted(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	cases := map[string]struct {
 		tty  bool
@@ -225,6 +234,7 @@ func TestColour_only_where_it_is_wanted(t *testing.T) {
 }
 
 func TestCompletion_offers_scopes_level_by_level_and_ids(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	must(t, h, 0, "apply", "-f", write(t, document("shop", "{maxAttempts: 2}")+"---\n"+document("shop/payments/charges.create", "{maxAttempts: 2}")), "--yes")
 	must(t, h, 0, "switch", "disable-retries", "shop/payments", "--id", "one", "--reason", "x", "--yes")
@@ -251,6 +261,7 @@ func TestCompletion_offers_scopes_level_by_level_and_ids(t *testing.T) {
 }
 
 func TestCompletion_gives_up_on_a_policyd_that_does_not_answer(t *testing.T) {
+	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, listener.Close()) })
@@ -260,6 +271,7 @@ func TestCompletion_gives_up_on_a_policyd_that_does_not_answer(t *testing.T) {
 }
 
 func TestStatus_of_a_policyd_that_does_not_answer_ends(t *testing.T) {
+	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, listener.Close()) })
@@ -269,17 +281,20 @@ func TestStatus_of_a_policyd_that_does_not_answer_ends(t *testing.T) {
 }
 
 func TestVerbose_prints_each_request(t *testing.T) {
+	t.Parallel()
 	r := must(t, newHouse(t), 0, "status", "-v", "--request-id", "abc")
 	require.Regexp(t, `GetStatus OK \d+`, r.err)
 }
 
 func TestStatus_shows_a_stale_store(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	h.store.SetStale(true)
 	require.Contains(t, must(t, h, 0, "status").stdout, "STORE      no quorum")
 }
 
 func TestUntil_is_a_time_of_day_or_a_moment(t *testing.T) {
+	t.Parallel()
 	h := newHouse(t)
 	soon := time.Now().UTC().Add(90 * time.Minute)
 	must(t, h, 0, "switch", "disable-retries", "shop/payments", "--id", "a", "--until", soon.Format("15:04"), "--reason", "x", "--yes")
