@@ -85,6 +85,7 @@ func (c *Client) swap(next content, now time.Time) (changed []string, turned []t
 	}
 	switched := changedSwitches(old.switches, next.switches)
 	c.current.Store(s)
+	c.reloadBudgets(s, now)
 
 	for _, e := range slices.Concat(c.named.all(), c.hosts.all()) {
 		if e.unmatched && matching && string(e.scope) != e.name {
@@ -99,6 +100,7 @@ func (c *Client) swap(next content, now time.Time) (changed []string, turned []t
 		}
 		before := *e.Policy()
 		policy, overlay := c.compile(s, e.scope)
+		e.Share(c.sharedBudget(s, e.scope, policy, now))
 		if ch := e.Reload(policy, overlay, c.cfg.mode.engine(), c.instant(now)); ch != nil {
 			turned = append(turned, turn{e, ch})
 		}
@@ -231,6 +233,7 @@ func (c *Client) addEndpoint(t *table, name string, scope engine.Scope) *endpoin
 	state := engine.NewEndpoint(engine.Config{
 		Origin: c.origin, Random: random, Mode: c.cfg.mode.engine(),
 	}, policy, overlay, now)
+	state.Share(c.sharedBudget(c.current.Load(), scope, policy, c.origin.Add(time.Duration(now))))
 	// The name may be a part of a far longer text, as the host is of a URL: do not keep that.
 	e := &endpoint{Endpoint: state, name: strings.Clone(name), unmatched: t == c.hosts, scope: scope}
 	for _, dropped := range t.add(e) {

@@ -26,7 +26,7 @@ func (c *Call) first(now Instant, eff *Effects) {
 	*d = c.admit(now, eff, true)
 	if d.Proceed {
 		e.counters.calls++
-		e.budget.add(1, 0)
+		e.called(now)
 		c.state = callSent
 	} else {
 		c.refuse()
@@ -208,7 +208,7 @@ func (c *Call) decide(now Instant, o *Outcome, eff *Effects) Decision {
 		why = byBody
 	case !e.gate.open(&p.Budget.SuccessGate):
 		why = byGate
-	case !e.budget.available(&p.Budget):
+	case !c.lend(&c.permit, p, eff):
 		why, d.By = byBudget, eff.FactorBy
 	case !allowed:
 		why, d.Asked = byServer, o.Server.For
@@ -219,13 +219,13 @@ func (c *Call) decide(now Instant, o *Outcome, eff *Effects) Decision {
 		why = byDeadline
 	}
 	if why != none {
+		c.giveBack(&c.permit)
 		e.counters.suppressed[why]++
 		d.Code = why.code()
 		d.Observed = e.observes()
 		c.end(Failure)
 		return d
 	}
-	c.permit = e.budget.take(&p.Budget)
 	d.Wait = wait
 	if e.observes() {
 		d.Observed = true
@@ -260,7 +260,7 @@ func (c *Call) end(class Class) {
 		} else {
 			e.counters.ok++
 			if class == Success && c.attempts == 1 {
-				e.budget.tokens.credit(&e.policy.Load().Budget.Tokens, 1)
+				e.credit()
 			}
 		}
 		e.gate.succeeded(1)
@@ -304,7 +304,7 @@ func (c *Call) resume(now Instant) {
 		c.permit.held = false
 		e.counters.retries++
 	} else {
-		e.budget.giveBack(&c.permit)
+		c.giveBack(&c.permit)
 		c.end(Failure)
 	}
 	d.Breaker = e.leave(now, &eff)
@@ -316,7 +316,7 @@ func (c *Call) abandon(now Instant) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now = e.tick(now)
-	e.budget.giveBack(&c.permit)
+	c.giveBack(&c.permit)
 	c.end(Failure)
 	eff := e.effects(now)
 	c.decision.Breaker = e.leave(now, &eff)

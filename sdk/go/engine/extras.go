@@ -8,6 +8,8 @@ type Extras struct {
 	Concurrency ConcurrencyPolicy
 	Hedging     HedgingPolicy
 	Fallback    FallbackPolicy
+	// BudgetShared: all endpoints of the service share one budget.
+	BudgetShared bool
 }
 
 // Equal reports whether two policies decide alike.
@@ -20,10 +22,10 @@ func (p *Policy) Equal(q *Policy) bool {
 }
 
 // locks reports whether calls have to be counted one by one, under the lock.
-func (x *Extras) locks() bool { return x != nil && x.Concurrency.Enabled }
+func (x *Extras) locks() bool { return x != nil && (x.Concurrency.Enabled || x.BudgetShared) }
 
 func compileExtras(c compiler) *Extras {
-	x := Extras{Concurrency: compileConcurrency(c), Hedging: compileHedging(c), Fallback: compileFallback(c)}
+	x := Extras{Concurrency: compileConcurrency(c), Hedging: compileHedging(c), Fallback: compileFallback(c), BudgetShared: c.word(BudgetScope) == "service"}
 	if x == (Extras{}) {
 		return nil
 	}
@@ -34,6 +36,7 @@ func compileExtras(c compiler) *Extras {
 // Endpoint.mu.
 type extras struct {
 	limiter limiter
+	shared  *SharedBudget
 	took    *sketch // of first attempts; nil unless the policy asks for a quantile
 }
 
@@ -54,6 +57,7 @@ func (e *Endpoint) fitExtras(p *Policy) {
 
 // callExtras is what a call holds of an endpoint's extras beside its slot.
 type callExtras struct {
-	ticket *ticket // its place in the queue
-	race   race    // of attempts at once
+	ticket *ticket       // its place in the queue
+	race   race          // of attempts at once
+	lender *SharedBudget // of the permit; nil: the endpoint's own
 }

@@ -52,7 +52,7 @@ func buildFieldSpecs() (t [numFields]FieldSpec) {
 	t[BudgetSuccessGateMinSuccessRate] = ratio("budget.successGate.minSuccessRate", 0.90, "Least share of them that must have succeeded.")
 	t[BudgetSuccessGateMinCalls] = integer("budget.successGate.minCalls", 20, 1, 1000, "The gate stays open while fewer are known.")
 	t[BudgetSuccessGateMaxAge] = duration("budget.successGate.maxAge", time.Minute, time.Second, time.Hour, "Older calls are ignored.")
-	t[BudgetScope] = enum("budget.scope", "endpoint", []string{"endpoint", "service"}, "One bucket per endpoint, or one for all endpoints of the service on an instance.").later()
+	t[BudgetScope] = enum("budget.scope", "endpoint", []string{"endpoint", "service"}, "One bucket per endpoint, or one for all endpoints of the service on an instance.").levels(LevelGlobal, LevelService)
 
 	t[BreakerEnabled] = flag("breaker.enabled", true, "The breaker acts as soon as a rule is on.")
 	t[BreakerPer] = enum("breaker.per", "endpoint", []string{"endpoint", "host"}, "One breaker per endpoint, or per endpoint and host.").later()

@@ -100,9 +100,7 @@ func (c *Call) Hedge(now Instant) *Decision {
 	eff := e.effects(now)
 	p := e.policy.Load()
 	e.budget.fit(&p.Budget, eff.Factor, now)
-	if c.more == nil {
-		c.more = &callExtras{}
-	}
+	c.extra()
 	if e.mode != ModeOff {
 		c.hedge(now, p, rule, &eff)
 	}
@@ -114,6 +112,7 @@ func (c *Call) hedge(now Instant, p *Policy, rule *HedgingPolicy, eff *Effects) 
 	e, d, r := c.e, &c.decision, c.race()
 	b := &e.breaker
 	why := none
+	var taken permit
 	switch {
 	case eff.ForcedOpen || !eff.ForcedClosed && p.Breaker.Enabled && !b.steady(&p.Breaker, now, e.random):
 		why = byBreaker
@@ -126,17 +125,17 @@ func (c *Call) hedge(now Instant, p *Policy, rule *HedgingPolicy, eff *Effects) 
 		why, d.By = bySwitch, eff.RetryBy
 	case !e.gate.open(&p.Budget.SuccessGate):
 		why = byGate
-	case !e.budget.available(&p.Budget):
+	case !c.lend(&taken, p, eff):
 		why, d.By = byBudget, eff.FactorBy
 	case now >= c.Deadline():
 		why = byDeadline
 	}
 	observed := e.observes()
 	if why != none {
+		c.giveBack(&taken)
 		d.Code, d.Observed = why.code(), observed
 		return
 	}
-	e.budget.take(&p.Budget)
 	if observed {
 		d.Observed = true
 		e.counters.observed++

@@ -116,7 +116,7 @@ func (c *Call) place(d *Decision) bool {
 		d.Code, d.Observed = CodeConcurrency, true
 		e.counters.suppressed[byConcurrency]++
 	case l.waiting < rule.Queue:
-		c.more = &callExtras{ticket: l.enqueue()}
+		c.extra().ticket = l.enqueue()
 		c.state = callQueued
 		d.Queued = true
 		return false

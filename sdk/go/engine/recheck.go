@@ -30,7 +30,7 @@ func (c *Call) Recheck(now Instant) *Decision {
 		d.Retry = true
 	}
 	if !d.Retry {
-		e.budget.giveBack(&c.permit)
+		c.giveBack(&c.permit)
 		c.end(Failure)
 	}
 	d.Breaker = e.leave(now, &eff)

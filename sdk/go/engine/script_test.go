@@ -43,6 +43,7 @@ type scriptStep struct {
 	At json.RawMessage
 
 	Begin      string
+	Endpoint   string // of begin and stats; the first one by default
 	Times      int
 	Deadline   json.RawMessage
 	Unsafe     bool // neither idempotent nor keyed
@@ -79,6 +80,8 @@ type scriptRun struct {
 	file    *scriptFile
 	origin  time.Time
 	e       *engine.Endpoint
+	others  map[string]*engine.Endpoint // of the same service
+	shared  *engine.SharedBudget
 	calls   map[string][]*engine.Call
 	policy  engine.Policy
 	overlay engine.Overlay
@@ -131,7 +134,9 @@ func runScript(t *testing.T, file *scriptFile, s *script) {
 	r.overlay = r.compose(s.Switches)
 	r.mode = r.parseMode(s.Mode)
 	p := r.policy
-	r.e = engine.NewEndpoint(engine.Config{Origin: r.origin, Random: r.random, Mode: r.mode}, &p, r.overlay, 0)
+	r.others = map[string]*engine.Endpoint{}
+	r.shared = engine.NewSharedBudget(engine.Config{Origin: r.origin}, &p, r.overlay, 0)
+	r.e = r.endpoint("", 0)
 	for i := range s.Steps {
 		step := &s.Steps[i]
 		at := engine.Instant(0)
@@ -142,6 +147,18 @@ func runScript(t *testing.T, file *scriptFile, s *script) {
 			t.Fatalf("step %d at %s: %v, want %v %s", i+1, time.Duration(at), got, step.Want, step.Why)
 		}
 	}
+}
+
+// endpoint returns an endpoint of the service, made at its first use.
+func (r *scriptRun) endpoint(name string, at engine.Instant) *engine.Endpoint {
+	e := r.others[name]
+	if e == nil {
+		p := r.policy
+		e = engine.NewEndpoint(engine.Config{Origin: r.origin, Random: r.random, Mode: r.mode}, &p, r.overlay, at)
+		e.Share(r.shared)
+		r.others[name] = e
+	}
+	return e
 }
 
 func (r *scriptRun) random() uint64 {
@@ -257,7 +274,10 @@ func (r *scriptRun) step(at engine.Instant, s *scriptStep) []string {
 
 func (r *scriptRun) reload(at engine.Instant) {
 	p := r.policy
-	r.e.Reload(&p, r.overlay, r.mode, at)
+	r.shared.Reload(&p, r.overlay, at)
+	for _, name := range slices.Sorted(maps.Keys(r.others)) {
+		r.others[name].Reload(&p, r.overlay, r.mode, at)
+	}
 }
 
 func (r *scriptRun) begin(at engine.Instant, s *scriptStep) []string {
@@ -269,7 +289,7 @@ func (r *scriptRun) begin(at engine.Instant, s *scriptStep) []string {
 	r.calls[s.Begin] = nil
 	for range max(s.Times, 1) {
 		c := new(engine.Call)
-		d := r.e.Begin(c, at, o)
+		d := r.endpoint(s.Endpoint, at).Begin(c, at, o)
 		if d.Proceed || d.Queued {
 			r.calls[s.Begin] = append(r.calls[s.Begin], c)
 		}
@@ -404,7 +424,7 @@ func (r *scriptRun) fits(told []string, want any) bool {
 
 func (r *scriptRun) stats(at engine.Instant, step *scriptStep) {
 	r.t.Helper()
-	s := r.e.Stats(at)
+	s := r.endpoint(step.Endpoint, at).Stats(at)
 	have := map[string]any{
 		"calls": s.Calls, "attempts": s.Attempts(), "ok": s.OK, "rescued": s.Rescued, "failed": s.Failed,
 		"cancelled": s.Cancelled, "rejected": s.Rejected, "retries": s.Retries, "hedges": s.Hedges, "observed": s.Observed,

@@ -124,14 +124,11 @@ func (e *Endpoint) breakerStatus(p *Policy, eff *Effects, now Instant) BreakerSt
 }
 
 func (e *Endpoint) budgetStatus(p *Policy, eff *Effects) BudgetStatus {
-	b := &e.budget
+	s := e.budget.status()
+	if shared := e.shared(); shared != nil {
+		s = shared.status(e.latest)
+	}
 	known, ok := e.gate.counts()
-	s := BudgetStatus{
-		Allowed: b.size.allowance(b.sumAll), Used: int64(b.sumMarked), Left: b.left(),
-		Known: int(known), Succeeded: int(ok), GateOpen: e.gate.open(&p.Budget.SuccessGate), By: eff.FactorBy,
-	}
-	if b.tokens.enabled {
-		s.Tokens, s.Capacity = b.tokens.balance, b.tokens.capacity
-	}
+	s.Known, s.Succeeded, s.GateOpen, s.By = int(known), int(ok), e.gate.open(&p.Budget.SuccessGate), eff.FactorBy
 	return s
 }
