@@ -77,6 +77,10 @@ bench: ## measure against peers, print tables
 fuzz: ## run every fuzzer for FUZZTIME (default 20s)
 	@for m in $(MODULES); do (cd tools && $(GO) run ./fuzzall -time $(or $(FUZZTIME),20s) ../$$m); done
 
+.PHONY: chaos
+chaos: ## break etcd, policyd and the links to SDKs for DURATION (default 10m); SEED repeats a schedule
+	$(GO) test -count=1 -v -timeout 24h ./e2e/chaos -run TestChaos -chaos.duration=$(or $(DURATION),10m) -chaos.seed=$(or $(SEED),0)
+
 .PHONY: clean
 clean: ## remove what was built and the data of make run
 	rm -rf bin $(DEV)
