@@ -29,7 +29,9 @@ const sourceFake = "policytest"
 func newFake(f seam.FakeConfig) (any, seam.Control) {
 	c := newClient(config{
 		mode: Enforce, instance: sourceFake, logger: slog.New(safeLog{f.Log.Handler()}), uniform: f.Random,
-		sent: func(e *endpoint, a Attempt) { f.Sent(e.name, seam.Sent{Number: a.Number, Max: a.Max, Key: a.IdempotencyKey, Hedge: a.Hedge}) }, keeps: true,
+		sent: func(e *endpoint, a Attempt) {
+			f.Sent(e.name, seam.Sent{Number: a.Number, Max: a.Max, Key: a.IdempotencyKey, Hedge: a.Hedge})
+		}, keeps: true,
 	})
 	now := time.Now()
 	c.link.update(func(s *Status) { s.State, s.Source, s.AsOf = StateLive, sourceFake, now })
