@@ -160,8 +160,8 @@ func TestO_SE_06_forged_document_is_rejected_for_its_scope_alone(t *testing.T) {
 	zero.GetPolicy().Spec.Backoff = &policydv1.Backoff{Base: durationpb.New(0)}
 	wild := policyAt("shop/pay", 11, 3)
 	wild.GetPolicy().Spec.Budget = &policydv1.Budget{Ratio: proto.Float64(1000)}
-	hedged := policyAt("shop/pay", 11, 3)
-	hedged.GetPolicy().Spec.Hedging = &policydv1.Hedging{After: proto.String("300ms")}
+	queued := policyAt("shop/pay", 11, 3)
+	queued.GetPolicy().Spec.OfflineQueue = &policydv1.OfflineQueue{MaxItems: proto.Int64(10)}
 	jitter := policyAt("shop/pay", 11, 3)
 	word := policydv1.Jitter(77)
 	jitter.GetPolicy().Spec.Backoff = &policydv1.Backoff{Jitter: &word}
@@ -179,7 +179,7 @@ func TestO_SE_06_forged_document_is_rejected_for_its_scope_alone(t *testing.T) {
 		"no attempts":                           {policyAt("shop/pay", 11, 0), "maxAttempts"},
 		"no wait between retries":               {zero, "backoff.base"},
 		"a thousand retries per call":           {wild, "budget.ratio"},
-		"a setting that this SDK cannot honour": {hedged, "hedging.after"},
+		"a setting that this SDK cannot honour": {queued, "offlineQueue.maxItems"},
 		"an unknown field":                      {unknown, "127"},
 		"an unknown field in a block":           {deep, "backoff.127"},
 		"an unknown word":                       {jitter, "backoff.jitter"},
