@@ -37,6 +37,7 @@ func compileExtras(c compiler) *Extras {
 type extras struct {
 	limiter limiter
 	shared  *SharedBudget
+	hedges  uint64  // sent
 	took    *sketch // of first attempts; nil unless the policy asks for a quantile
 }
 

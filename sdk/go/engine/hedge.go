@@ -150,7 +150,7 @@ func (c *Call) hedge(now Instant, p *Policy, rule *HedgingPolicy, eff *Effects) 
 	c.counts = !eff.ForcedClosed || b.state == BreakerClosed
 	c.attempt, c.sent = report{generation: b.generation}, now
 	r.add(run{c.attempt, now, c.attempts, c.counts})
-	e.counters.hedges++
+	e.extra().hedges++
 	d.Proceed = true
 }
 
@@ -269,4 +269,12 @@ func (e *Endpoint) patience(p *Policy) int64 {
 		return int64(p.Breaker.Slow.LongerThan)
 	}
 	return math.MaxInt64
+}
+
+// hedges is the number of hedges sent.
+func (e *Endpoint) hedges() uint64 {
+	if e.more == nil {
+		return 0
+	}
+	return e.more.hedges
 }

@@ -118,12 +118,11 @@ const (
 	CodeConflict    Code = "idempotency_conflict"
 )
 
-// reason is the index of a code in Codes, plus one; 0 is none.
+// reason is the index of a code in Codes.
 type reason uint8
 
 const (
-	none reason = iota
-	byConcurrency
+	byConcurrency reason = iota
 	byBreaker
 	byAttempts
 	bySwitch
@@ -134,15 +133,17 @@ const (
 	byServer
 	byDeadline
 	byConflict
-	numReasons
+	none
+
+	numReasons = int(none)
 )
 
 // Codes lists every code in the order in which a retry that is not made is blamed.
-func Codes() []Code { return append([]Code(nil), codes[1:]...) }
+func Codes() []Code { return append([]Code(nil), codes[:none]...) }
 
 //nolint:gochecknoglobals // a table
-var codes = [numReasons]Code{
-	"", CodeConcurrency, CodeBreaker, CodeAttempts, CodeDisabled, CodeNotSafe, CodeBody, CodeGate, CodeBudget,
+var codes = [numReasons + 1]Code{
+	CodeConcurrency, CodeBreaker, CodeAttempts, CodeDisabled, CodeNotSafe, CodeBody, CodeGate, CodeBudget,
 	CodeRetryAfter, CodeDeadline, CodeConflict,
 }
 

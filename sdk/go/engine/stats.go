@@ -34,7 +34,7 @@ func (s *Stats) Attempts() uint64 { return s.Calls - s.Rejected + s.Retries + s.
 // Suppressed is the number of retries that a reason of Codes prevented. Under an observed
 // policy it also counts what would have been prevented, first attempts included.
 func (s *Stats) Suppressed(c Code) uint64 {
-	if i := slices.Index(codes[:], c); i > 0 {
+	if i := slices.Index(codes[:none], c); i >= 0 {
 		return s.suppressed[i]
 	}
 	return 0
@@ -64,9 +64,9 @@ type BudgetStatus struct {
 
 // counters are guarded by Endpoint.mu.
 type counters struct {
-	calls, ok, rescued, failed, cancelled, rejected       uint64
-	retries, hedges, firstFailed, retriesFailed, observed uint64
-	suppressed                                            [numReasons]uint64
+	calls, ok, rescued, failed, cancelled, rejected uint64
+	retries, firstFailed, retriesFailed, observed   uint64
+	suppressed                                      [numReasons]uint64
 }
 
 // attempt counts a failed attempt.
@@ -94,7 +94,7 @@ func (e *Endpoint) Stats(now Instant) Stats {
 	s := Stats{
 		Calls: c.calls + c.rejected + refused, OK: c.ok, Rescued: c.rescued, Failed: c.failed,
 		Cancelled: c.cancelled, Rejected: c.rejected + refused,
-		Retries: c.retries, Hedges: c.hedges, FirstFailed: c.firstFailed, RetriesFailed: c.retriesFailed,
+		Retries: c.retries, Hedges: e.hedges(), FirstFailed: c.firstFailed, RetriesFailed: c.retriesFailed,
 		Observed: c.observed, suppressed: c.suppressed,
 		Breaker:     e.breakerStatus(p, &eff, now),
 		Budget:      e.budgetStatus(p, &eff),
