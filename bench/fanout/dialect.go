@@ -69,6 +69,9 @@ func takeUpdate(in *instance, m []byte) error {
 			return err
 		}
 	}
+	if in.taken++; in.l.system.ackEvery > 0 && in.taken%in.l.system.ackEvery > 0 {
+		return nil
+	}
 	err := in.say(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Ack{Ack: &policydv1.Ack{
 		Epoch: in.point.epoch, Revision: int64(in.point.revision),
 	}}})

@@ -31,6 +31,7 @@ type instance struct {
 	slot  *slot
 	point point // what it holds, for the next stream
 	guard *guard
+	taken int // updates
 
 	// of one connection
 	conn     net.Conn
@@ -39,8 +40,8 @@ type instance struct {
 	buf      []byte // of a message that is not complete
 	unread   int    // bytes that the window has not got back
 	served   bool   // the stream has brought what it starts with
-	taken    int64  // bytes
-	greeting int64  // bytes up to the moment it was served
+	bytes    int64  // that came
+	greeting int64  // the same, up to the moment it was served
 	done     chan struct{}
 }
 
@@ -133,8 +134,8 @@ func (in *instance) open(resume bool) error {
 		if err != nil {
 			return err
 		}
-		in.conn, in.stream, in.taken, in.buf, in.unread = conn, 1, 0, nil, 0
-		in.framer = http2.NewFramer(conn, bufio.NewReaderSize(meter{conn, &in.taken}, 4<<10))
+		in.conn, in.stream, in.bytes, in.buf, in.unread = conn, 1, 0, nil, 0
+		in.framer = http2.NewFramer(conn, bufio.NewReaderSize(meter{conn, &in.bytes}, 4<<10))
 		in.framer.SetReuseFrames()
 		in.framer.ReadMetaHeaders = hpack.NewDecoder(4<<10, nil)
 		head.WriteString(http2.ClientPreface)
@@ -158,7 +159,7 @@ func (in *instance) open(resume bool) error {
 			return err
 		}
 	}
-	in.greeting = in.taken
+	in.greeting = in.bytes
 	in.done = make(chan struct{})
 	go func(done chan struct{}) {
 		defer close(done)

@@ -23,14 +23,14 @@ import (
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
-func warnings() *slog.Logger {
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+func failures() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 }
 
 // newHub returns a hub that runs, and what publishes to it as the store would.
 func newHub(o options) (*push.Hub, *served, error) {
 	h, err := push.New(push.Config{
-		Fleet: fleet.New(), Logger: warnings(),
+		Fleet: fleet.New(), Logger: failures(),
 		Limits: push.Limits{AcceptRate: o.Accept},
 	})
 	if err != nil {
@@ -79,7 +79,7 @@ func serveLean(l net.Listener, o options) (*served, error) {
 	if err != nil {
 		return nil, err
 	}
-	server, err := leanserver.New(leanserver.Config{Codec: push.Codec(), Logger: warnings()})
+	server, err := leanserver.New(leanserver.Config{Codec: push.Codec(), Logger: failures()})
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func runDaemon(ctx context.Context, dir string, accept int) (addr string, ended 
 	ready := make(chan daemon.Addrs, 1)
 	end := make(chan error, 1)
 	go func() {
-		end <- daemon.Run(ctx, cfg, warnings(), func(a daemon.Addrs) { ready <- a })
+		end <- daemon.Run(ctx, cfg, failures(), func(a daemon.Addrs) { ready <- a })
 	}()
 	select {
 	case a := <-ready:

@@ -265,7 +265,7 @@ func starting(what, dir string, o options) (took time.Duration, err error) {
 func start(what, dir string) error {
 	begin := time.Now()
 	if what == etcd {
-		s, err := etcdembed.Start(context.Background(), etcdembed.Config{Dir: dir, Logger: warnings(), FastTick: true})
+		s, err := etcdembed.Start(context.Background(), etcdembed.Config{Dir: dir, Logger: failures(), FastTick: true})
 		if err != nil {
 			return err
 		}

@@ -13,6 +13,8 @@ const (
 	hub     = "policyd"
 	lean    = "policyd-lean"
 	applied = "policyd-applied"
+	quiet   = "policyd-quiet"
+	hushed  = "policyd-lean-quiet"
 	whole   = "policyd-serve"
 	plain   = "grpc-plain"
 	etcd    = "etcd-watch"
@@ -25,6 +27,7 @@ type system struct {
 	serve       func(net.Listener, options) (*served, error)
 	speak       *dialect // nil: bytes without a protocol
 	engine      bool     // instances put each document in force
+	ackEvery    int      // policyd's instances confirm every so many updates; 0: each
 }
 
 // served is a system that runs.
@@ -44,8 +47,10 @@ func systems() []system {
 	return []system{
 		{name: floor, title: "raw TCP, shared bytes, 2 writers", serve: serveRaw},
 		{name: lean, title: "policyd, lean HTTP/2 transport", serve: serveLean, speak: watchDialect()},
+		{name: hushed, title: "policyd, lean, one ack in ten", serve: serveLean, speak: watchDialect(), ackEvery: 10},
 		{name: hub, title: "policyd, grpc-go transport", serve: serveHub, speak: watchDialect()},
-		{name: applied, title: "the same, engine in each instance", serve: serveHub, speak: watchDialect(), engine: true},
+		{name: quiet, title: "policyd, grpc-go, one ack in ten", serve: serveHub, speak: watchDialect(), ackEvery: 10},
+		{name: applied, title: "policyd, grpc-go, engine in each instance", serve: serveHub, speak: watchDialect(), engine: true},
 		{name: whole, title: "policyd serve: admin, etcd, store, push", serve: serveWhole, speak: watchDialect()},
 		{name: plain, title: "grpc-go, encoded and sent per stream", serve: servePlain, speak: watchDialect()},
 		{name: etcd, title: "etcd, one watcher per client", serve: serveEtcd, speak: etcdDialect()},
