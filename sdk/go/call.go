@@ -98,6 +98,9 @@ func (k *call) init(c *Client, ep *endpoint, m *mark, cfg *callConfig) {
 	if outer := m.running(); outer != nil && !outer.passive {
 		k.inner = outer.quiet || outer.tries > 1 // what is to be sent once is not repeated within
 	}
+	if cfg != nil && cfg.marked && p.Extras != nil && p.Extras.Nested.SingleAttempt {
+		k.inner = true
+	}
 	if k.inner || cfg != nil && cfg.oneTry {
 		k.quiet, k.tries = true, 1
 	}

@@ -20,6 +20,7 @@ type callConfig struct {
 	oneTry bool
 	// concurrent: fn may run several times at once
 	concurrent bool
+	marked     bool // on behalf of a marked attempt
 }
 
 // repeat is what the application said about repeating a call.

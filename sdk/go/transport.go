@@ -201,6 +201,9 @@ func (x *exchange) request(attempt *mark, body io.ReadCloser) *http.Request {
 	if x.header != nil {
 		setHeader(req, *x.header)
 	}
+	if x.marks() {
+		setMark(req, attempt.number)
+	}
 	return req
 }
 

@@ -10,6 +10,7 @@ type Extras struct {
 	Fallback    FallbackPolicy
 	// BudgetShared: all endpoints of the service share one budget.
 	BudgetShared bool
+	Nested       NestedPolicy
 }
 
 // Equal reports whether two policies decide alike.
@@ -25,7 +26,7 @@ func (p *Policy) Equal(q *Policy) bool {
 func (x *Extras) locks() bool { return x != nil && (x.Concurrency.Enabled || x.BudgetShared) }
 
 func compileExtras(c compiler) *Extras {
-	x := Extras{Concurrency: compileConcurrency(c), Hedging: compileHedging(c), Fallback: compileFallback(c), BudgetShared: c.word(BudgetScope) == "service"}
+	x := Extras{Concurrency: compileConcurrency(c), Hedging: compileHedging(c), Fallback: compileFallback(c), BudgetShared: c.word(BudgetScope) == "service", Nested: compileNested(c)}
 	if x == (Extras{}) {
 		return nil
 	}

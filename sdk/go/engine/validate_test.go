@@ -155,7 +155,7 @@ func TestUnsupported_asks_what_a_document_switches_on(t *testing.T) {
 		"a static body alone":                 {engine.Settings{engine.FallbackStaticBody: engine.Text("x")}, nil},
 		"an offline queue":                    {engine.Settings{engine.OfflineQueueEnabled: engine.Bool(true), engine.OfflineQueueMaxItems: engine.Int(5)}, []engine.Field{engine.OfflineQueueEnabled, engine.OfflineQueueMaxItems}},
 		"nested left alone":                   {engine.Settings{engine.NestedMark: engine.Bool(false), engine.NestedWhenMarked: engine.Enum("normal")}, nil},
-		"nested":                              {engine.Settings{engine.NestedMark: engine.Bool(true)}, []engine.Field{engine.NestedMark}},
+		"nested":                              {engine.Settings{engine.NestedMark: engine.Bool(true)}, nil},
 		"one budget for a service":            {engine.Settings{engine.BudgetScope: engine.Enum("service")}, nil},
 		"a breaker per host":                  {engine.Settings{engine.BreakerPer: engine.Enum("host"), engine.BreakerEnabled: engine.Bool(true)}, []engine.Field{engine.BreakerPer}},
 		"a block off that another names, too": {engine.Settings{engine.ConcurrencyEnabled: engine.Bool(false), engine.ConcurrencyQueue: engine.Int(9)}, nil},
