@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -71,4 +72,57 @@ func TestStore_epoch_survives_a_restart_and_differs_between_data(t *testing.T) {
 	require.Equal(t, revision, later)
 	other, _ := epoch(dirs[1])
 	require.NotEqual(t, first, other)
+}
+
+// Etcd tells no progress of a watch that starts at a revision to come, and after a restart
+// that is every watch until something is written.
+func TestStore_nothing_written_since_the_start_is_no_silence(t *testing.T) {
+	dir := t.TempDir()
+	for life := range 2 {
+		server, err := etcdembed.Start(t.Context(), etcdembed.Config{Dir: dir, FastTick: true})
+		require.NoError(t, err)
+		t.Run("life", func(t *testing.T) {
+			logs := &logbook{}
+			s := newStoreWith(t, store.Config{Client: server.Client(), Timing: quick(), Logger: logs.logger()})
+			storetest.Start(t, s)
+			if life == 0 {
+				commit(t, s, put("shop", 2, 0))
+				return
+			}
+			before := s.View()
+			require.Eventually(t, func() bool { return s.View().AsOf.After(before.AsOf) }, 10*time.Second, 5*time.Millisecond)
+			require.False(t, s.View().Stale)
+			require.NotContains(t, logs.String(), "no sign of life")
+			require.Equal(t, before.Revision, s.View().Revision)
+		})
+		require.NoError(t, server.Close())
+	}
+}
+
+// As after a restore that is quicker than any silence: etcd's client goes on with its watch
+// in data that have nothing to do with those before.
+func TestStore_watch_that_goes_on_in_another_cluster_is_noticed(t *testing.T) {
+	before, after := newCluster(t, 1), newCluster(t, 1)
+	prefix := newPrefix()
+	restored := newStore(t, open(t, store.External{Endpoints: after.direct()}), prefix)
+	storetest.Start(t, restored)
+	last := commit(t, restored, put("shop/old", 2, 0))
+	for i := range 20 {
+		last = commit(t, restored, put("shop/old", int64(i%9+1), last))
+	}
+	client := open(t, store.External{Endpoints: before.through()})
+	s := newStoreWith(t, store.Config{Client: client, Prefix: prefix})
+	heard := storetest.Start(t, s)
+	commit(t, s, put("shop/lost", 2, 0))
+
+	client.SetEndpoints(after.through()...)
+	before.links(refuse)
+	next := commit(t, restored, put("shop/new", 3, 0))
+	all := heard.Wait(t, "the other data", func(all []policy.Update) bool { return all[len(all)-1].Revision >= next })
+	for _, u := range all[:len(all)-1] {
+		require.False(t, u.Revision >= next && !u.Reset, "a change of other data on top of the old ones: %+v", u)
+	}
+	require.Equal(t, storetest.StateOf(restored.View()), storetest.StateOf(s.View()))
+	require.Equal(t, restored.View().Epoch, s.View().Epoch)
+	require.Zero(t, s.Stats().Drift, "the full comparison is not what noticed it")
 }

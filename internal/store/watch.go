@@ -5,6 +5,7 @@ package store
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -82,7 +83,7 @@ func (s *Store) follow(ctx context.Context, life int, sinks []func(policy.Update
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(
 		metadata.AppendToOutgoingContext(ctx, "policyd-watch", strconv.Itoa(life))))
 	w := &watch{
-		store: s, sinks: sinks, probes: make(chan probe, 1), listings: make(chan comparison, 1),
+		store: s, sinks: sinks, from: from, probes: make(chan probe, 1), listings: make(chan comparison, 1),
 	}
 	defer cancel()
 	// The reads end before the watch does: to ask a watch that is gone for its progress would
@@ -91,10 +92,11 @@ func (s *Store) follow(ctx context.Context, life int, sinks []func(policy.Update
 	defer w.work.Wait()
 	defer stop()
 
-	// Watch returns when a member has accepted it, or when ctx ends.
+	// The watch begins at what was read and not after it: etcd tells no progress of one that
+	// begins at a revision to come. Watch returns when a member has accepted it, or when ctx ends.
 	overdue := time.AfterFunc(s.timing.Silence/3, cancel)
 	responses := s.client.Watch(ctx, s.keys.prefix,
-		clientv3.WithPrefix(), clientv3.WithRev(int64(from)+1), clientv3.WithProgressNotify())
+		clientv3.WithPrefix(), clientv3.WithRev(int64(from)), clientv3.WithProgressNotify())
 	if !overdue.Stop() {
 		return false, errSilent
 	}
@@ -106,7 +108,8 @@ func (s *Store) follow(ctx context.Context, life int, sinks []func(policy.Update
 type watch struct {
 	store *Store
 	sinks []func(policy.Update)
-	work  sync.WaitGroup // reads in the background
+	from  policy.Revision // in the view since before the watch
+	work  sync.WaitGroup  // reads in the background
 
 	probes  chan probe
 	probing bool
@@ -120,11 +123,13 @@ type watch struct {
 	listed    *comparison
 }
 
-// probe is a read that a quorum answered: everything up to revision was there at began.
+// probe is a read that a quorum answered: everything up to revision was there at began. seen
+// is what was in the view before it.
 type probe struct {
-	began    time.Time
-	revision policy.Revision
-	err      error
+	began          time.Time
+	seen, revision policy.Revision
+	cluster        uint64
+	err            error
 }
 
 func (w *watch) run(ctx context.Context, responses clientv3.WatchChan) error {
@@ -147,6 +152,9 @@ func (w *watch) run(ctx context.Context, responses clientv3.WatchChan) error {
 		case p := <-w.probes:
 			w.probing = false
 			if p.err == nil {
+				if p.cluster != w.store.state.cluster || p.revision < p.seen {
+					return errEpoch
+				}
 				w.pending = &p
 			}
 		case c := <-w.listings:
@@ -183,14 +191,21 @@ func (w *watch) receive(response clientv3.WatchResponse) error {
 	if err := response.Err(); err != nil {
 		return err
 	}
+	// Etcd's client goes on with its watches wherever it gets through, be it to other data.
+	if response.Header.GetClusterId() != w.store.state.cluster {
+		return errEpoch
+	}
 	// A message with events may be one of several for the revision in its header; only one
 	// without says that there is nothing before it.
 	upTo := policy.Revision(0)
 	if n := len(response.Events); n > 0 {
-		if err := w.store.take(response.Events, w.sinks); err != nil {
+		upTo = policy.Revision(response.Events[n-1].Kv.GetModRevision())
+		fresh := slices.DeleteFunc(response.Events, func(e *clientv3.Event) bool {
+			return policy.Revision(e.Kv.GetModRevision()) <= w.from
+		})
+		if err := w.store.take(fresh, w.sinks); err != nil {
 			return err
 		}
-		upTo = policy.Revision(response.Events[n-1].Kv.GetModRevision())
 	} else if response.IsProgressNotify() {
 		upTo = policy.Revision(response.Header.GetRevision())
 	}
@@ -209,13 +224,13 @@ func (w *watch) probe(ctx context.Context) {
 	w.probing, w.heard, w.pending = true, 0, nil
 	unrecorded := w.store.unrecordedDeletions()
 	w.work.Go(func() {
-		p := probe{began: time.Now()}
+		p := probe{began: time.Now(), seen: w.store.inView()}
 		read, cancel := context.WithTimeout(ctx, w.store.timing.Request)
 		defer cancel()
 		w.store.recordDeletions(read, unrecorded)
 		answer, err := w.store.client.Get(read, w.store.keys.epoch(), clientv3.WithKeysOnly())
 		if err == nil {
-			p.revision = policy.Revision(answer.Header.GetRevision())
+			p.revision, p.cluster = policy.Revision(answer.Header.GetRevision()), answer.Header.GetClusterId()
 			err = w.store.client.RequestProgress(ctx)
 		}
 		p.err = err
@@ -224,8 +239,11 @@ func (w *watch) probe(ctx context.Context) {
 }
 
 // reached reports whether everything up to revision is in the view.
-func (s *Store) reached(revision policy.Revision) bool {
+func (s *Store) reached(revision policy.Revision) bool { return s.inView() >= revision }
+
+// inView returns the revision up to which everything is in the view.
+func (s *Store) inView() policy.Revision {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.seen >= revision
+	return s.seen
 }
