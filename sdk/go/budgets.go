@@ -20,14 +20,14 @@ func (c *Client) sharedBudget(s *snapshot, scope engine.Scope, p *engine.Policy,
 	if scope.Level() != engine.LevelService {
 		return nil
 	}
-	b := c.budgets[scope]
+	b := s.budgets[scope]
 	if b == nil {
 		policy, overlay := c.compile(s, scope)
 		b = engine.NewSharedBudget(engine.Config{Origin: c.origin}, policy, overlay, c.instant(now))
-		if c.budgets == nil {
-			c.budgets = map[engine.Scope]*engine.SharedBudget{}
+		if s.budgets == nil {
+			s.budgets = map[engine.Scope]*engine.SharedBudget{}
 		}
-		c.budgets[scope] = b
+		s.budgets[scope] = b
 	}
 	return b
 }
@@ -35,10 +35,10 @@ func (c *Client) sharedBudget(s *snapshot, scope engine.Scope, p *engine.Policy,
 // reloadBudgets puts a snapshot in force for shared budgets, and forgets those that are no
 // longer shared. Client.mu is held.
 func (c *Client) reloadBudgets(s *snapshot, now time.Time) {
-	for scope, b := range c.budgets {
+	for scope, b := range s.budgets {
 		policy, overlay := c.compile(s, scope)
 		if policy.Extras == nil || !policy.Extras.BudgetShared {
-			delete(c.budgets, scope)
+			delete(s.budgets, scope)
 			continue
 		}
 		b.Reload(policy, overlay, c.instant(now))

@@ -47,8 +47,6 @@ type Client struct {
 	// mu guards the creation and the reload of endpoints, so that none misses a snapshot.
 	mu       sync.Mutex
 	reported reported // guarded by mu
-	// budgets that services share among their endpoints; guarded by mu
-	budgets map[engine.Scope]*engine.SharedBudget
 
 	ready     chan struct{} // closed once something is in force
 	readyOnce sync.Once

@@ -22,6 +22,8 @@ type snapshot struct {
 	replaced chan struct{}
 	// compiled policies by scope, as endpoints need them; guarded by Client.mu.
 	compiled map[engine.Scope]*engine.Policy
+	// budgets that services share among their endpoints; handed on, guarded by Client.mu.
+	budgets map[engine.Scope]*engine.SharedBudget
 }
 
 func newSnapshot(namespace string) *snapshot {
@@ -85,6 +87,7 @@ func (c *Client) swap(next content, now time.Time) (changed []string, turned []t
 	}
 	switched := changedSwitches(old.switches, next.switches)
 	c.current.Store(s)
+	s.budgets = old.budgets
 	c.reloadBudgets(s, now)
 
 	for _, e := range slices.Concat(c.named.all(), c.hosts.all()) {
