@@ -5,6 +5,7 @@ SHELL := /bin/bash
 
 TOOLS   := $(CURDIR)/.tools
 BUF     := tools/buf/node_modules/.bin/buf
+GRPCJS  := internal/push/lean/testdata/grpcjs/node_modules/@grpc/grpc-js/package.json
 DEV     := $(CURDIR)/.dev
 MODULES := . sdk/go sdk/go/policyotel
 GO      := go
@@ -25,7 +26,7 @@ run: build ## start policyd with embedded etcd and a demo fleet; Ctrl-C stops bo
 
 # The race detector needs cgo.
 .PHONY: test
-test: ## all tests, with the race detector
+test: $(GRPCJS) ## all tests, with the race detector
 	@for m in $(MODULES); do (cd $$m && CGO_ENABLED=1 $(GO) test -race -timeout 20m ./...); done
 
 .PHONY: check
@@ -98,3 +99,6 @@ $(TOOLS)/golangci-lint: tools/go.mod
 	cd tools && $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(BUF): tools/buf/package-lock.json
 	cd tools/buf && npm ci --no-audit --no-fund && touch -c node_modules/.bin/buf
+# The other client of gRPC that the lean transport is tried with.
+$(GRPCJS): internal/push/lean/testdata/grpcjs/package-lock.json
+	cd internal/push/lean/testdata/grpcjs && npm ci --no-audit --no-fund --ignore-scripts && touch -c node_modules/@grpc/grpc-js/package.json
