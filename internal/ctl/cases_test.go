@@ -252,3 +252,11 @@ func TestInit_of_a_scope_with_a_policy_shows_what_it_inherits(t *testing.T) {
 	require.Regexp(t, `base: 100ms +# shop\n`, below.stdout)
 	require.Empty(t, below.err)
 }
+
+func TestWait_says_how_long_it_waited_also_in_vain(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.set("cart-1", "behind", "")
+	r := must(t, h, 9, "apply", "-f", write(t, document("shop", "{maxAttempts: 4}")), "--yes", "--timeout", "1s")
+	require.Regexp(t, `in force  3/4  [1-9][0-9.]*s\n`, r.stdout)
+}

@@ -78,7 +78,7 @@ type outcome struct {
 	interrupted bool
 	// err is set where policyd could not be asked to the end.
 	err  error
-	took time.Duration
+	took time.Duration // until it was reached, or given up
 }
 
 func (o *outcome) progress() *policydv1.Progress { return o.last.GetProgress() }
@@ -128,6 +128,9 @@ func (a *app) await(ctx context.Context, subject *policydv1.WatchProgressRequest
 				continue
 			}
 			o.interrupted = ctx.Err() != nil
+		}
+		if !o.reached {
+			o.took = time.Since(start)
 		}
 		return o, nil
 	}
@@ -218,7 +221,11 @@ func (m *meter) draw(ctx context.Context) {
 		m.mu.Lock()
 		p := m.p
 		m.mu.Unlock()
-		m.a.err.printf("\r\x1b[K  in force  %s/%s  %s  %s", count(p.GetInForce()), count(p.GetTarget()), bar(p), shortDuration(time.Since(began)))
+		if p == nil {
+			m.a.err.printf("\r\x1b[K  waiting for policyd  %s", shortDuration(time.Since(began)))
+		} else {
+			m.a.err.printf("\r\x1b[K  in force  %s/%s  %s  %s", count(p.GetInForce()), count(p.GetTarget()), bar(p), shortDuration(time.Since(began)))
+		}
 		shown = true
 	}
 	if shown {
