@@ -11,10 +11,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
@@ -88,6 +90,22 @@ func (s *Server) Client() *clientv3.Client { return s.client }
 // Failed delivers an error if the member stops by itself.
 func (s *Server) Failed() <-chan error { return s.etcd.Err() }
 
+// Full reports whether writes are refused because the quota is used up.
+func (s *Server) Full(ctx context.Context) (bool, error) {
+	alarms, err := s.noSpace(ctx)
+	return len(alarms) > 0, err
+}
+
+func (s *Server) noSpace(ctx context.Context) ([]*etcdserverpb.AlarmMember, error) {
+	alarms, err := s.client.AlarmList(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the alarms of the store: %w", err)
+	}
+	return slices.DeleteFunc(alarms.Alarms, func(a *etcdserverpb.AlarmMember) bool {
+		return a.GetAlarm() != etcdserverpb.AlarmType_NOSPACE
+	}), nil
+}
+
 // Reclaim frees the space of old revisions and lifts the alarm of a full store: it compacts
 // up to now, defragments and disarms. Watches behind are cut and must read again.
 func (s *Server) Reclaim(ctx context.Context) error {
@@ -95,20 +113,18 @@ func (s *Server) Reclaim(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the revision of the store: %w", err)
 	}
-	if _, err := s.client.Compact(ctx, at.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
+	_, err = s.client.Compact(ctx, at.Header.Revision, clientv3.WithCompactPhysical())
+	if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
 		return fmt.Errorf("compact the store: %w", err)
 	}
 	if err := s.etcd.Server.Defragment(); err != nil {
 		return fmt.Errorf("defragment the store: %w", err)
 	}
-	alarms, err := s.client.AlarmList(ctx)
+	alarms, err := s.noSpace(ctx)
 	if err != nil {
-		return fmt.Errorf("read the alarms of the store: %w", err)
+		return err
 	}
-	for _, alarm := range alarms.Alarms {
-		if alarm.GetAlarm() != etcdserverpb.AlarmType_NOSPACE {
-			continue
-		}
+	for _, alarm := range alarms {
 		if _, err := s.client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(alarm)); err != nil {
 			return fmt.Errorf("lift the alarm of the store: %w", err)
 		}

@@ -239,11 +239,18 @@ func TestServer_reclaims_a_full_store(t *testing.T) {
 	}
 	_, err := s.Client().Put(t.Context(), "small", "x")
 	require.Error(t, err, "the alarm stays on")
+	isFull, err := s.Full(t.Context())
+	require.NoError(t, err)
+	require.True(t, isFull)
 	require.NoError(t, s.Reclaim(t.Context()))
+	isFull, err = s.Full(t.Context())
+	require.NoError(t, err)
+	require.False(t, isFull)
 	_, err = s.Client().Put(t.Context(), "small", "x")
 	require.NoError(t, err)
 	got, err := s.Client().Get(t.Context(), "k", clientv3.WithCountOnly())
 	require.NoError(t, err)
 	require.EqualValues(t, 1, got.Count)
+	require.NoError(t, s.Reclaim(t.Context()))
 	require.NoError(t, s.Reclaim(t.Context()), "nothing to do is no error")
 }
