@@ -179,6 +179,18 @@ func (r *Registry) Instances(scope engine.Scope) []Instance {
 	return all
 }
 
+// LocalStates counts the instances of this replica by state, without those that are gone.
+func (r *Registry) LocalStates() map[State]int {
+	now := time.Now()
+	states := map[State]int{Live: 0, Behind: 0, Rejected: 0, Stale: 0}
+	for _, rec := range r.all(now) {
+		if in, _ := rec.snapshot(now); !in.Gone {
+			states[in.State]++
+		}
+	}
+	return states
+}
+
 func reaches(in *Instance, scope engine.Scope) bool {
 	return scope == "" || scope == engine.Global || slices.ContainsFunc(in.Targets, scope.Overlaps)
 }
