@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -22,7 +23,6 @@ import (
 	"github.com/policyd/policyd/internal/config"
 	"github.com/policyd/policyd/internal/fleet"
 	"github.com/policyd/policyd/internal/peer"
-	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/internal/push"
 	"github.com/policyd/policyd/internal/rest"
 	"github.com/policyd/policyd/internal/rpc"
@@ -47,6 +47,9 @@ func Version() string {
 // Run serves until ctx ends, then stops gracefully. ready, if not nil, is called once policyd
 // has read the store and accepts connections.
 func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func(Addrs)) (err error) {
+	if err := cfg.Validate(); err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
 	var stop stack
 	// What stops policyd must not be cut short by the end of ctx.
 	defer func() { err = errors.Join(err, stop.run(context.WithoutCancel(ctx), logger)) }()
@@ -105,17 +108,33 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 	run("store", func(ctx context.Context) error { return st.Run(ctx, hub.Publish) })
 	run("push", hub.Run)
 	run("sweeper", service.RunSweeper)
-	run("store sweep", func(ctx context.Context) error { return sweep(ctx, st, backlog, logger) })
-	if etcd.failed != nil {
+	keep := &housekeeping{store: st, member: etcd.member, backlog: backlog, log: logger}
+	run("house-keeping", keep.run)
+	if etcd.member != nil {
 		run("embedded etcd", func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return nil
-			case err := <-etcd.failed:
+			case err := <-etcd.member.Failed():
 				return err
 			}
 		})
 	}
+
+	// Health is served from here on: who asks must hear why policyd is not ready yet.
+	var stopping atomic.Bool
+	httpServer := rest.Server(rest.New(rest.Config{
+		Ready:   func() error { return readiness(st, stopping.Load()) },
+		Metrics: telemetry.Handler(func() []telemetry.Sample { return samples(st, hub, registry, backlog) }),
+		Logger:  logger,
+	}), logger)
+	run("http", func(context.Context) error {
+		if err := httpServer.Serve(httpListener); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	stop.push("http", func(ctx context.Context) error { return stopHTTP(ctx, httpServer) })
 
 	select {
 	case <-st.Loaded():
@@ -132,6 +151,8 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 	}
 	run("grpc", func(context.Context) error { return edge.serve(grpcListener) })
 	stop.push("grpc", func(ctx context.Context) error {
+		stopping.Store(true)
+		edge.health.Shutdown()
 		// Streams get half of the time; who has not left by then is cut and comes back by itself.
 		leave, cancel := context.WithTimeout(ctx, stopWithin/2)
 		hub.Drain(leave, cfg.Push.ReconnectWindow)
@@ -146,19 +167,6 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 		run("announcement", func(ctx context.Context) error { return st.Announce(ctx, self) })
 		run("peers", func(ctx context.Context) error { peers.Run(ctx, st.WatchPeers); return nil })
 	}
-
-	httpServer := rest.Server(rest.New(rest.Config{
-		Ready:   func() error { return readiness(st.View()) },
-		Metrics: telemetry.Handler(func() []telemetry.Sample { return samples(st, hub, registry, service, backlog) }),
-		Logger:  logger,
-	}), logger)
-	run("http", func(context.Context) error {
-		if err := httpServer.Serve(httpListener); !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
-	})
-	stop.push("http", httpServer.Shutdown)
 
 	addrs := Addrs{GRPC: grpcListener.Addr().String(), HTTP: httpListener.Addr().String()}
 	view := st.View()
@@ -175,34 +183,32 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 	}
 }
 
+// listen serves only this machine. "localhost" is whatever the machine says it is, so that
+// the address counts that it turned out to be.
 func listen(ctx context.Context, addr string) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w (is another policyd running?)", addr, err)
 	}
+	if at, ok := l.Addr().(*net.TCPAddr); !ok || !at.IP.IsLoopback() {
+		_ = l.Close() // nobody was served
+		return nil, fmt.Errorf("listen on %s: %s is not a loopback address", addr, l.Addr())
+	}
 	return l, nil
 }
 
-func readiness(view *policy.View) error {
-	if view.Stale {
+// readiness returns why policyd should get no new work, nil if it should.
+func readiness(st *store.Store, stopping bool) error {
+	if stopping {
+		return errors.New("policyd is stopping")
+	}
+	select {
+	case <-st.Loaded():
+	default:
+		return errors.New("the store has not been read yet")
+	}
+	if view := st.View(); view.Stale {
 		return fmt.Errorf("the view of the store is stale since %s; it is still served", view.AsOf.UTC().Format(time.RFC3339))
 	}
 	return nil
-}
-
-// sweep does the store's house-keeping: old tombstones, ended switches, the outbox's bound.
-func sweep(ctx context.Context, st *store.Store, backlog *backlog, logger *slog.Logger) error {
-	ticker := time.NewTicker(time.Minute)
-	defer ticker.Stop()
-	for {
-		if err := st.Sweep(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			logger.WarnContext(ctx, "house-keeping failed, tried again in a minute", "error", err)
-		}
-		backlog.refresh(ctx)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-	}
 }

@@ -20,7 +20,7 @@ import (
 type etcd struct {
 	client *clientv3.Client
 	close  func() error
-	failed <-chan error // nil for a cluster
+	member *etcdembed.Server // nil for a cluster
 }
 
 func openEtcd(ctx context.Context, cfg config.Config, logger *slog.Logger) (etcd, error) {
@@ -31,7 +31,7 @@ func openEtcd(ctx context.Context, cfg config.Config, logger *slog.Logger) (etcd
 		if err != nil {
 			return etcd{}, fmt.Errorf("embedded etcd: %w", err)
 		}
-		return etcd{client: server.Client(), close: server.Close, failed: server.Failed()}, nil
+		return etcd{client: server.Client(), close: server.Close, member: server}, nil
 	}
 	password := ""
 	if cfg.Etcd.PasswordFile != "" {

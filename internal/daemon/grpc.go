@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -30,14 +31,18 @@ type service interface {
 type edge struct {
 	server *grpc.Server
 	lean   *lean.Server // nil: grpc-go serves everything
+	health *health.Server
 }
 
 func newEdge(cfg config.Config, logger *slog.Logger, hub *push.Hub, services ...service) (*edge, error) {
-	e := &edge{server: grpc.NewServer(append(rpc.Options(logger), push.ServerOptions()...)...)}
+	e := &edge{
+		server: grpc.NewServer(append(rpc.Options(logger), push.ServerOptions()...)...),
+		health: health.NewServer(),
+	}
 	for _, s := range append(services, hub) {
 		s.Register(e.server)
 	}
-	healthv1.RegisterHealthServer(e.server, health.NewServer())
+	healthv1.RegisterHealthServer(e.server, e.health)
 	reflection.Register(e.server)
 	if cfg.Push.Transport != config.TransportLean {
 		return e, nil
@@ -55,7 +60,13 @@ func (e *edge) serve(l net.Listener) error {
 		return e.server.Serve(l)
 	}
 	var both errgroup.Group
-	both.Go(func() error { return e.server.Serve(e.lean.Others()) })
+	both.Go(func() error {
+		// Only the lean server closes it, which says itself when that is a failure.
+		if err := e.server.Serve(e.lean.Others()); !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		return nil
+	})
 	both.Go(func() error { return e.lean.Serve(l) })
 	return both.Wait()
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"sync/atomic"
 
-	"github.com/policyd/policyd/internal/admin"
 	"github.com/policyd/policyd/internal/fleet"
 	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/internal/push"
@@ -30,7 +29,7 @@ func (b *backlog) refresh(ctx context.Context) {
 	}
 }
 
-func samples(st *store.Store, hub *push.Hub, registry *fleet.Registry, _ *admin.Service, backlog *backlog) []telemetry.Sample {
+func samples(st *store.Store, hub *push.Hub, registry *fleet.Registry, backlog *backlog) []telemetry.Sample {
 	view, stats, pushed := st.View(), st.Stats(), hub.Stats()
 	stale := 0.0
 	if view.Stale {
@@ -46,25 +45,55 @@ func samples(st *store.Store, hub *push.Hub, registry *fleet.Registry, _ *admin.
 		{Name: "policyd_outbox_entries", Help: "Audit records that wait in the store.", Value: float64(backlog.load())},
 		{Name: "policyd_outbox_dropped_total", Help: "Audit records dropped because too many waited.", Value: float64(stats.OutboxDropped), Counter: true},
 		{Name: "policyd_push_streams", Help: "Open watch streams.", Value: float64(pushed.Streams)},
+		{Name: "policyd_push_refused_total", Help: "Watch streams turned away by the limits on their number and rate.", Value: float64(pushed.Refused), Counter: true},
+		{Name: "policyd_push_cut_off_total", Help: "Watch streams ended because they confirmed nothing.", Value: float64(pushed.CutOff), Counter: true},
 	}
-	states := map[fleet.State]int{fleet.Live: 0, fleet.Behind: 0, fleet.Rejected: 0, fleet.Stale: 0}
-	for _, in := range registry.Instances(engine.Global) {
-		states[in.State]++
+	out = append(out, telemetry.Sample{
+		Name: "policyd_server_propagation_seconds", Help: "Time from a change seen in the store to an instance's confirmation.",
+		Histogram: histogramOf(pushed.Propagation),
+	})
+	// Those of this replica: the sum over replicas is the fleet.
+	for state, n := range registry.LocalStates() {
+		out = append(out, telemetry.Sample{
+			Name: "policyd_server_instances", Help: "Instances of this replica by state.", Value: float64(n),
+			Labels: []telemetry.Label{{Name: "state", Value: string(state)}},
+		})
 	}
-	for state, n := range states {
-		out = append(out, telemetry.Sample{Name: "policyd_server_instances", Help: "Instances by state.", Value: float64(n), Label: "state", LabelValue: string(state)})
+	return append(out, switchSamples(view)...)
+}
+
+// switchSamples counts the active switches. Series stay when they fall to zero.
+func switchSamples(view *policy.View) []telemetry.Sample {
+	type kind struct {
+		action engine.Action
+		level  engine.Level
 	}
-	actions := map[engine.Action]int{}
-	for _, a := range engine.Actions() {
-		actions[a] = 0
-	}
+	active := map[kind]int{}
 	for _, sw := range view.Switches {
 		if sw.Phase == policy.PhaseActive {
-			actions[sw.Action]++
+			active[kind{sw.Action, sw.Scope.Level()}]++
 		}
 	}
-	for action, n := range actions {
-		out = append(out, telemetry.Sample{Name: "policyd_server_switches", Help: "Active kill switches by action.", Value: float64(n), Label: "action", LabelValue: string(action)})
+	var out []telemetry.Sample
+	for _, action := range engine.Actions() {
+		for level := engine.LevelGlobal; level <= engine.LevelEndpoint; level++ {
+			out = append(out, telemetry.Sample{
+				Name: "policyd_server_switches", Help: "Active kill switches by action and kind of scope.",
+				Value:  float64(active[kind{action, level}]),
+				Labels: []telemetry.Label{{Name: "action", Value: string(action)}, {Name: "scope_kind", Value: level.String()}},
+			})
+		}
+	}
+	return out
+}
+
+func histogramOf(h push.Histogram) *telemetry.Histogram {
+	out := &telemetry.Histogram{Buckets: make(map[float64]uint64, len(h.Bounds)), Sum: h.Sum.Seconds()}
+	for i, n := range h.Buckets {
+		out.Count += uint64(n)
+		if i < len(h.Bounds) {
+			out.Buckets[h.Bounds[i].Seconds()] = out.Count
+		}
 	}
 	return out
 }

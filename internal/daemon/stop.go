@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"time"
 )
 
 // stack holds what has to be stopped, last in first out.
@@ -43,6 +45,17 @@ func closer(closeIt func() error) func(context.Context) error {
 		}
 		return nil
 	}
+}
+
+// stopHTTP lets requests finish, a second at most, and cuts what is left: none of them
+// changes anything.
+func stopHTTP(ctx context.Context, server *http.Server) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if err := server.Shutdown(ctx); err != nil && ctx.Err() == nil {
+		return err
+	}
+	return server.Close()
 }
 
 func ignoreCanceled(err error) error {

@@ -19,8 +19,21 @@ type Sample struct {
 	Value float64
 	// Counter says that the value only grows.
 	Counter bool
-	// Label and LabelValue, if set, tell samples of one name apart.
-	Label, LabelValue string
+	// Labels tell samples of one name apart.
+	Labels []Label
+	// Histogram, if set, is the sample instead of Value.
+	Histogram *Histogram
+}
+
+// Label of a sample.
+type Label struct{ Name, Value string }
+
+// Histogram counts observations.
+type Histogram struct {
+	// Buckets count the observations up to a bound, all smaller ones included.
+	Buckets map[float64]uint64
+	Count   uint64
+	Sum     float64
 }
 
 // Handler serves metrics: those of the process, and what sample returns at each scrape.
@@ -42,13 +55,18 @@ func (c collector) Describe(chan<- *prometheus.Desc) {}
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	for _, s := range c() {
 		var labels, values []string
-		if s.Label != "" {
-			labels, values = []string{s.Label}, []string{s.LabelValue}
+		for _, l := range s.Labels {
+			labels, values = append(labels, l.Name), append(values, l.Value)
+		}
+		desc := prometheus.NewDesc(s.Name, s.Help, labels, nil)
+		if h := s.Histogram; h != nil {
+			out <- prometheus.MustNewConstHistogram(desc, h.Count, h.Sum, h.Buckets, values...)
+			continue
 		}
 		kind := prometheus.GaugeValue
 		if s.Counter {
 			kind = prometheus.CounterValue
 		}
-		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(s.Name, s.Help, labels, nil), kind, s.Value, values...)
+		out <- prometheus.MustNewConstMetric(desc, kind, s.Value, values...)
 	}
 }
