@@ -229,7 +229,7 @@ func (c *Call) decide(now Instant, o *Outcome, eff *Effects) Decision {
 	d.Wait = wait
 	if e.observes() {
 		d.Observed = true
-		e.counters.observed++
+		e.extra().observed++
 		c.end(Failure)
 		return d
 	}

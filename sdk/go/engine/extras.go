@@ -36,10 +36,11 @@ func compileExtras(c compiler) *Extras {
 // extras is the state that the Extras of a policy need, made at their first use. Guarded by
 // Endpoint.mu.
 type extras struct {
-	limiter limiter
-	shared  *SharedBudget
-	hedges  uint64  // sent
-	took    *sketch // of first attempts; nil unless the policy asks for a quantile
+	limiter  limiter
+	shared   *SharedBudget
+	hedges   uint64  // sent
+	observed uint64  // retries and hedges that would have been
+	took     *sketch // of first attempts; nil unless the policy asks for a quantile
 }
 
 func (e *Endpoint) extra() *extras {

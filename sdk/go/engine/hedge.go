@@ -138,7 +138,7 @@ func (c *Call) hedge(now Instant, p *Policy, rule *HedgingPolicy, eff *Effects) 
 	}
 	if observed {
 		d.Observed = true
-		e.counters.observed++
+		e.extra().observed++
 		r.hedges++
 		return
 	}
@@ -277,4 +277,13 @@ func (e *Endpoint) hedges() uint64 {
 		return 0
 	}
 	return e.more.hedges
+}
+
+// observed is the number of retries and hedges that were not made because the policy is
+// observed only.
+func (e *Endpoint) observed() uint64 {
+	if e.more == nil {
+		return 0
+	}
+	return e.more.observed
 }

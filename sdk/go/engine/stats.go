@@ -65,7 +65,7 @@ type BudgetStatus struct {
 // counters are guarded by Endpoint.mu.
 type counters struct {
 	calls, ok, rescued, failed, cancelled, rejected uint64
-	retries, firstFailed, retriesFailed, observed   uint64
+	retries, firstFailed, retriesFailed             uint64
 	suppressed                                      [numReasons]uint64
 }
 
@@ -95,7 +95,7 @@ func (e *Endpoint) Stats(now Instant) Stats {
 		Calls: c.calls + c.rejected + refused, OK: c.ok, Rescued: c.rescued, Failed: c.failed,
 		Cancelled: c.cancelled, Rejected: c.rejected + refused,
 		Retries: c.retries, Hedges: e.hedges(), FirstFailed: c.firstFailed, RetriesFailed: c.retriesFailed,
-		Observed: c.observed, suppressed: c.suppressed,
+		Observed: e.observed(), suppressed: c.suppressed,
 		Breaker:     e.breakerStatus(p, &eff, now),
 		Budget:      e.budgetStatus(p, &eff),
 		Concurrency: e.concurrencyStatus(p),
