@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -10,7 +11,10 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // slot says what arrived last at one instance.
@@ -126,13 +130,23 @@ func (l *loader) arrivals(of stamp) (*arrivals, error) {
 	return a, nil
 }
 
-// portsPerAddress stays below what the system gives out by itself.
-const portsPerAddress = 8000
+// portsPerAddress stays far below the 28,000 that there are.
+const portsPerAddress = 4000
 
-// dial takes another source address for every few thousand connections.
+// dial takes another source address for every few thousand connections. Its port is chosen
+// on connecting, when ports that other servers' connections used count as free.
 func dial(addr string, id int) (net.Conn, error) {
-	from := &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+id/portsPerAddress))}
-	d := net.Dialer{LocalAddr: from, KeepAlive: -1}
+	d := net.Dialer{
+		LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+id/portsPerAddress))},
+		KeepAlive: -1,
+		Control: func(_, _ string, c syscall.RawConn) error {
+			var failed error
+			err := c.Control(func(fd uintptr) {
+				failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+			})
+			return errors.Join(err, failed)
+		},
+	}
 	return d.Dial("tcp", addr)
 }
 

@@ -99,28 +99,18 @@ func mainErr() error {
 	r := newReport(o)
 	for _, n := range ns {
 		o.Streams = n
-		if err := r.compare(systems, o); err != nil {
-			return err
-		}
-		for _, name := range hard {
-			if err := r.endure(name, *carrier, o); err != nil {
-				return fmt.Errorf("scenario %s: %w", name, err)
-			}
+		err = errors.Join(r.measure(systems, hard, *carrier, o), r.save(*out))
+		if err != nil {
+			break // what there is, is shown
 		}
 	}
-	r.Conditions.LoadAfter = loadAverage()
-	if *out != "" {
-		if err := r.save(*out); err != nil {
-			return err
-		}
+	if !*asJSON {
+		r.print(os.Stdout)
+		return err
 	}
-	if *asJSON {
-		e := json.NewEncoder(os.Stdout)
-		e.SetIndent("", "  ")
-		return e.Encode(r)
-	}
-	r.print(os.Stdout)
-	return nil
+	e := json.NewEncoder(os.Stdout)
+	e.SetIndent("", "  ")
+	return errors.Join(err, e.Encode(r))
 }
 
 func (j job) do() error {

@@ -90,6 +90,20 @@ func newReport(o options) *report {
 	return r
 }
 
+// measure takes systems, and policyd in hard moments, at one number of streams.
+func (r *report) measure(systems, scenarios []string, carrier string, o options) error {
+	defer func() { r.Conditions.LoadAfter = loadAverage() }()
+	if err := r.compare(systems, o); err != nil {
+		return err
+	}
+	for _, name := range scenarios {
+		if err := r.endure(name, carrier, o); err != nil {
+			return fmt.Errorf("scenario %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
 // compare measures systems at one number of streams. They take turns, so that what else the
 // machine does meets all of them.
 func (r *report) compare(chosen []string, o options) error {
@@ -170,7 +184,11 @@ func (r *report) print(w io.Writer) {
 	_ = t.Flush()
 }
 
+// save writes what there is so far to a directory; "" is none.
 func (r *report) save(dir string) error {
+	if dir == "" {
+		return nil
+	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
