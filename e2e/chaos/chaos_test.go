@@ -24,6 +24,9 @@ const (
 	// backWithin bounds the wait of an SDK that has lost its stream: the longest backoff, and
 	// a try that meets a silence.
 	backWithin = 31 * time.Second
+	// noticedWithin bounds how long a policyd may take the data before a restore for the
+	// present ones: killing and restoring, a reconnect, a probe.
+	noticedWithin = 15 * time.Second
 	// onTime is how late a switch may end on an instance that has a processor.
 	onTime = time.Second
 	// sweptWithin bounds how long the store may call a switch active after its end: the
@@ -179,7 +182,7 @@ func (s *suite) check() {
 	}
 	for i := range instances {
 		history := s.says.history(i)
-		s.report(checkOrder(i, history))
+		s.report(checkOrder(i, history, s.unnoticed))
 		found, n := checkHashes(i, history, s.record)
 		s.report(found)
 		s.compared.states += n
@@ -192,6 +195,13 @@ func (s *suite) check() {
 	s.compared.transactions = n
 	s.report(checkEdits(s.operator.done(), s.record))
 	s.report(checkEnds(s.record, now, sweptWithin))
+}
+
+// unnoticed reports whether a policyd may not know of a restore yet.
+func (s *suite) unnoticed(at time.Time) bool {
+	return slices.ContainsFunc(s.breaker.restored(), func(began time.Time) bool {
+		return at.After(began) && at.Sub(began) < noticedWithin+s.load.between(began, at)
+	})
 }
 
 // stoppedWithin is how long fleets were stopped in a time.

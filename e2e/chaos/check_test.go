@@ -40,8 +40,9 @@ const (
 )
 
 // checkOrder finds an instance whose revision or epoch goes back. A process that starts anew
-// is another instance.
-func checkOrder(instance int, history []event) (found []violation) {
+// is another instance. Two epochs have no order of their own: unnoticed says of a moment
+// whether a policyd may not have noticed a restore yet and hand out the data before it.
+func checkOrder(instance int, history []event, unnoticed func(at time.Time) bool) (found []violation) {
 	var epoch string
 	var confirmed, told int64
 	past := map[string]bool{}
@@ -56,7 +57,7 @@ func checkOrder(instance int, history []event) (found []violation) {
 			fresh, offered = 0, ""
 		case "ack", "rejected":
 			if e.Epoch != epoch {
-				if past[e.Epoch] {
+				if past[e.Epoch] && !unnoticed(time.Unix(0, e.At)) {
 					back(confirmed)
 				}
 				past[e.Epoch], epoch, confirmed = true, e.Epoch, 0

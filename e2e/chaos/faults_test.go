@@ -87,8 +87,16 @@ type breaker struct {
 	// snapshot is the path of the one that a restore goes back to.
 	snapshot string
 
-	mu    sync.Mutex
-	stops [][2]time.Time // when fleets were stopped; guarded by mu
+	mu       sync.Mutex
+	stops    [][2]time.Time // when fleets were stopped; guarded by mu
+	restores []time.Time    // when restores began; guarded by mu
+}
+
+// restored returns when restores began.
+func (b *breaker) restored() []time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.restores)
 }
 
 // stopped returns when fleets were stopped.
@@ -332,6 +340,9 @@ func (b *breaker) restore() error {
 	defer b.o.pause.Unlock()
 	// The record must hold what was acknowledged.
 	w.sync()
+	b.mu.Lock()
+	b.restores = append(b.restores, time.Now())
+	b.mu.Unlock()
 	for _, p := range w.etcds {
 		p.kill()
 	}

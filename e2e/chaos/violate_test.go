@@ -47,7 +47,9 @@ func TestChecks_order(t *testing.T) {
 		"a disk cache of another epoch":            {[]event{policy(9), {Kind: "hello", Epoch: "a", Revision: 9}, snapshot("b"), policy(2)}, 0},
 		"the SDK tells of a new epoch, then falls": {[]event{snapshot("a"), policy(9), snapshot("b"), policy(4), policy(3)}, 1},
 	} {
-		t.Run(name, func(t *testing.T) { require.Len(t, checkOrder(0, tc.history), tc.want) })
+		t.Run(name, func(t *testing.T) {
+			require.Len(t, checkOrder(0, tc.history, func(time.Time) bool { return false }), tc.want)
+		})
 	}
 }
 
