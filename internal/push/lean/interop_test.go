@@ -30,14 +30,14 @@ func TestInterop_grpc_js(t *testing.T) {
 	if err != nil {
 		t.Skipf("NOT PROVEN: interop with grpc-js needs Node and `npm ci` in internal/push/lean/%s, which `make test` runs: %v", dir, err)
 	}
-	play := func(t *testing.T, b *bench, scene string) (*exec.Cmd, *strings.Builder) {
+	play := func(t *testing.T, b *bench, scene string) (*exec.Cmd, *syncBuffer) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		t.Cleanup(cancel)
 		cmd := exec.CommandContext(ctx, node, "client.mjs", b.addr, scene)
 		cmd.Dir = dir
-		var out strings.Builder
-		cmd.Stderr = &out
-		return cmd, &out
+		out := &syncBuffer{}
+		cmd.Stderr = out
+		return cmd, out
 	}
 	b := start(t, lean.Limits{MinPing: 500 * time.Millisecond})
 	for _, scene := range []string{
