@@ -118,7 +118,7 @@ func (j job) do() error {
 	case "server":
 		return profiled(j.Options.Profile, j.System, func() error { return serve(j.System, j.Options) })
 	case "load":
-		return load(j.System, j.Addr, j.Options)
+		return loadOn(j.System, j.Addr, j.Options)
 	case "start":
 		return start(j.System, j.Addr)
 	}

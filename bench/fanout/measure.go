@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/policyd/policyd/bench/fanout/load"
+	"github.com/policyd/policyd/bench/fanout/payload"
 )
 
 // bench is one server and one load process with all its streams.
@@ -65,12 +68,12 @@ func (b *bench) perStream(n int64) float64 { return float64(n) / float64(b.o.Str
 
 // change asks the server for something that ends in a commit, and says how long that took
 // to each stream.
-func (b *bench) change(what string) (*arrivals, error) {
-	var at stamp
+func (b *bench) change(what string) (*load.Arrivals, error) {
+	var at payload.Stamp
 	if err := b.server.ask(what, &at); err != nil {
 		return nil, err
 	}
-	var got arrivals
+	var got load.Arrivals
 	return &got, b.load.ask(fmt.Sprint("arrivals ", at), &got)
 }
 

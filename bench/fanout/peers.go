@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/policyd/policyd/bench/fanout/payload"
+
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	runtimev3 "github.com/envoyproxy/go-control-plane/envoy/service/runtime/v3"
@@ -34,13 +36,13 @@ func servePlain(l net.Listener, o options) (*served, error) {
 	server := grpc.NewServer()
 	policydv1.RegisterWatchServiceServer(server, w)
 	var revision int64
-	s := &served{commit: func(at stamp) error {
+	s := &served{commit: func(at payload.Stamp) error {
 		revision++
 		w.publish(&policydv1.WatchResponse{Kind: &policydv1.WatchResponse_Update{Update: &policydv1.Update{
 			Epoch: "bench", Revision: revision,
 			Entries: []*policydv1.Entry{{
-				Key: "policies/" + scope, Revision: revision,
-				Document: &policydv1.Entry_Policy{Policy: document(at, o.Size)},
+				Key: "policies/" + payload.Scope, Revision: revision,
+				Document: &policydv1.Entry_Policy{Policy: payload.Document(at, o.Size)},
 			}},
 		}}})
 		return nil
@@ -128,8 +130,8 @@ func serveEtcd(l net.Listener, o options) (*served, error) {
 	}
 	<-e.Server.ReadyNotify()
 	client := v3client.New(e.Server)
-	s := &served{addr: addr, dir: dir, commit: func(at stamp) error {
-		_, err := client.Put(context.Background(), "policies/"+scope, string(encoded(document(at, o.Size))))
+	s := &served{addr: addr, dir: dir, commit: func(at payload.Stamp) error {
+		_, err := client.Put(context.Background(), "policies/"+payload.Scope, string(payload.Encoded(payload.Document(at, o.Size))))
 		return err
 	}}
 	return s, s.commit(0)
@@ -147,14 +149,14 @@ func (sameNode) ID(*corev3.Node) string { return fleetNode }
 func serveADS(l net.Listener, o options) (*served, error) {
 	cache := cachev3.NewSnapshotCache(true, sameNode{}, nil)
 	version := 0
-	s := &served{commit: func(at stamp) error {
-		layer, err := structpb.NewStruct(map[string]any{"policy": text(at, o.Size)})
+	s := &served{commit: func(at payload.Stamp) error {
+		layer, err := structpb.NewStruct(map[string]any{"policy": payload.Text(at, o.Size)})
 		if err != nil {
 			return err
 		}
 		version++
 		snapshot, err := cachev3.NewSnapshot(strconv.Itoa(version), map[resourcev3.Type][]types.Resource{
-			resourcev3.RuntimeType: {&runtimev3.Runtime{Name: scope, Layer: layer}},
+			resourcev3.RuntimeType: {&runtimev3.Runtime{Name: payload.Scope, Layer: layer}},
 		})
 		if err != nil {
 			return err

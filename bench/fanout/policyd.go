@@ -10,6 +10,8 @@ import (
 	"os"
 	"sync"
 
+	"github.com/policyd/policyd/bench/fanout/payload"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
@@ -43,18 +45,18 @@ func newHub(o options) (*push.Hub, *served, error) {
 	publish := func(c policy.Change, m proto.Message) error {
 		mu.Lock()
 		defer mu.Unlock()
-		c.Document = encoded(m)
+		c.Document = payload.Encoded(m)
 		revision++
 		c.Revision = revision
 		h.Publish(policy.Update{Epoch: "bench", Revision: revision, Changes: []policy.Change{c}})
 		return nil
 	}
 	s := &served{
-		commit: func(at stamp) error {
-			return publish(policy.Change{Key: "policies/" + scope, Scope: scope}, document(at, o.Size))
+		commit: func(at payload.Stamp) error {
+			return publish(policy.Change{Key: "policies/" + payload.Scope, Scope: payload.Scope}, payload.Document(at, o.Size))
 		},
-		turn: func(at stamp) error {
-			return publish(policy.Change{Key: "switches/ks", Scope: scope, Urgent: true}, killSwitch(at, o.Size))
+		turn: func(at payload.Stamp) error {
+			return publish(policy.Change{Key: "switches/ks", Scope: payload.Scope, Urgent: true}, payload.KillSwitch(at, o.Size))
 		},
 	}
 	h.Publish(policy.Update{Epoch: "bench", Revision: revision, Reset: true})
@@ -105,11 +107,11 @@ func serveWhole(_ net.Listener, o options) (*served, error) {
 	admin := policydv1.NewAdminServiceClient(conn)
 	var mu sync.Mutex
 	var revision int64
-	s := &served{addr: addr, dir: dir, commit: func(at stamp) error {
+	s := &served{addr: addr, dir: dir, commit: func(at payload.Stamp) error {
 		mu.Lock()
 		defer mu.Unlock()
 		answer, err := admin.ApplyPolicies(context.Background(), &policydv1.ApplyPoliciesRequest{
-			Changes: []*policydv1.PolicyChange{{Policy: document(at, o.Size), ExpectedRevision: &revision}},
+			Changes: []*policydv1.PolicyChange{{Policy: payload.Document(at, o.Size), ExpectedRevision: &revision}},
 			Via:     "fanout",
 		})
 		if err != nil {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/policyd/policyd/bench/fanout/plot"
 )
 
 // report is everything that a run found.
@@ -208,4 +210,23 @@ func (r *report) save(dir string) error {
 		}
 	}
 	return nil
+}
+
+// plot draws p99 and memory over the number of streams.
+func (r *report) plot() []byte {
+	latency := plot.Panel{Title: "p99 from commit to received, ms"}
+	memory := plot.Panel{Title: "memory of the server per idle stream, KB"}
+	at := make(map[string]int)
+	for _, x := range r.Rows {
+		i, known := at[x.System]
+		if !known {
+			i = len(at)
+			at[x.System] = i
+			latency.Lines = append(latency.Lines, plot.Line{Title: x.Title})
+			memory.Lines = append(memory.Lines, plot.Line{Title: x.Title})
+		}
+		latency.Lines[i].Points = append(latency.Lines[i].Points, [2]float64{float64(x.N), x.Received.P99})
+		memory.Lines[i].Points = append(memory.Lines[i].Points, [2]float64{float64(x.N), x.HeldKB})
+	}
+	return plot.Draw(latency, memory)
 }

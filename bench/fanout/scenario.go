@@ -8,6 +8,9 @@ import (
 	"os"
 	"time"
 
+	"github.com/policyd/policyd/bench/fanout/load"
+	"github.com/policyd/policyd/bench/fanout/payload"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
@@ -158,7 +161,7 @@ func reconnect(r *report, system string, o options) error {
 		if err := b.server.ask("cpu", &before); err != nil {
 			return err
 		}
-		var c came
+		var c load.Return
 		if err := b.load.ask("rejoin resume "+how, &c); err != nil {
 			return err
 		}
@@ -201,7 +204,7 @@ func resume(r *report, system string, o options) error {
 	}
 	defer b.tearDown()
 	for _, how := range []string{"resume", "anew"} {
-		var c came
+		var c load.Return
 		if err := b.load.ask("rejoin "+how, &c); err != nil {
 			return err
 		}
@@ -304,8 +307,8 @@ func fill(addr string) error {
 	for i := 0; i < policies; i += batch {
 		req := &policydv1.ApplyPoliciesRequest{Via: "fanout"}
 		for j := range batch {
-			d := document(0, 1000)
-			d.Scope = fmt.Sprintf("%s/service-%d/endpoint-%d", scope, i/batch, j)
+			d := payload.Document(0, 1000)
+			d.Scope = fmt.Sprintf("%s/service-%d/endpoint-%d", payload.Scope, i/batch, j)
 			req.Changes = append(req.Changes, &policydv1.PolicyChange{Policy: d, ExpectedRevision: proto.Int64(0)})
 		}
 		if _, err := admin.ApplyPolicies(context.Background(), req); err != nil {

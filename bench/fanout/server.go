@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/policyd/policyd/bench/fanout/payload"
 )
 
 // serve runs a system and does what the parent asks for.
@@ -50,19 +52,19 @@ func (c *control) do(words []string) (any, error) {
 	case "peak":
 		return peak()
 	case "change":
-		at := stampNow()
+		at := payload.Now()
 		return at, c.commit(at)
 	case "switch":
-		at := stampNow()
+		at := payload.Now()
 		return at, c.turn(at)
 	case "burst":
 		n, err := strconv.Atoi(words[1])
 		if err != nil {
 			return nil, err
 		}
-		var at stamp
+		var at payload.Stamp
 		for range n {
-			at = stampNow()
+			at = payload.Now()
 			if err := c.commit(at); err != nil {
 				return nil, err
 			}
@@ -76,7 +78,7 @@ func (c *control) do(words []string) (any, error) {
 }
 
 // edits commits documents that are not timed, for as long as the process lives.
-func edits(commit func(stamp) error, every time.Duration) {
+func edits(commit func(payload.Stamp) error, every time.Duration) {
 	for range time.Tick(every) {
 		if err := commit(0); err != nil {
 			panic(err)
@@ -100,10 +102,10 @@ func serveRaw(l net.Listener, o options) (*served, error) {
 			_, _ = c.Write([]byte{0}) // says that it will be written to
 		}
 	}()
-	return &served{commit: func(at stamp) error {
+	return &served{commit: func(at payload.Stamp) error {
 		mu.Lock()
 		defer mu.Unlock()
-		b := encoded(document(at, o.Size))
+		b := payload.Encoded(payload.Document(at, o.Size))
 		for half := range 2 {
 			go func() {
 				for i := half; i < len(conns); i += 2 {

@@ -5,6 +5,9 @@ package main
 import (
 	"fmt"
 	"net"
+
+	"github.com/policyd/policyd/bench/fanout/load"
+	"github.com/policyd/policyd/bench/fanout/payload"
 )
 
 // Names of the systems, as flags and tables have them.
@@ -25,17 +28,15 @@ const (
 type system struct {
 	name, title string
 	serve       func(net.Listener, options) (*served, error)
-	speak       *dialect // nil: bytes without a protocol
-	engine      bool     // instances put each document in force
-	ackEvery    int      // policyd's instances confirm every so many updates; 0: each
+	load        load.Kind
 }
 
 // served is a system that runs.
 type served struct {
 	// commit makes a document with this time of commit known.
-	commit func(stamp) error
+	commit func(payload.Stamp) error
 	// turn starts a kill switch; nil where there are none.
-	turn func(stamp) error
+	turn func(payload.Stamp) error
 	// addr, if set, is where the system listens instead of on the listener it was given.
 	addr string
 	// dir, if set, is removed at the end.
@@ -46,15 +47,15 @@ type served struct {
 func systems() []system {
 	return []system{
 		{name: floor, title: "raw TCP, shared bytes, 2 writers", serve: serveRaw},
-		{name: lean, title: "policyd, lean HTTP/2 transport", serve: serveLean, speak: watchDialect()},
-		{name: hushed, title: "policyd, lean, one ack in ten", serve: serveLean, speak: watchDialect(), ackEvery: 10},
-		{name: hub, title: "policyd, grpc-go transport", serve: serveHub, speak: watchDialect()},
-		{name: quiet, title: "policyd, grpc-go, one ack in ten", serve: serveHub, speak: watchDialect(), ackEvery: 10},
-		{name: applied, title: "policyd, grpc-go, engine in each instance", serve: serveHub, speak: watchDialect(), engine: true},
-		{name: whole, title: "policyd serve: admin, etcd, store, push", serve: serveWhole, speak: watchDialect()},
-		{name: plain, title: "grpc-go, encoded and sent per stream", serve: servePlain, speak: watchDialect()},
-		{name: etcd, title: "etcd, one watcher per client", serve: serveEtcd, speak: etcdDialect()},
-		{name: ads, title: "go-control-plane ADS, shared snapshot", serve: serveADS, speak: adsDialect()},
+		{name: lean, title: "policyd, lean HTTP/2 transport", serve: serveLean, load: load.Kind{Dialect: load.Watch()}},
+		{name: hushed, title: "policyd, lean, one ack in ten", serve: serveLean, load: load.Kind{Dialect: load.Watch(), AckEvery: 10}},
+		{name: hub, title: "policyd, grpc-go transport", serve: serveHub, load: load.Kind{Dialect: load.Watch()}},
+		{name: quiet, title: "policyd, grpc-go, one ack in ten", serve: serveHub, load: load.Kind{Dialect: load.Watch(), AckEvery: 10}},
+		{name: applied, title: "policyd, grpc-go, engine in each instance", serve: serveHub, load: load.Kind{Dialect: load.Watch(), Engine: true}},
+		{name: whole, title: "policyd serve: admin, etcd, store, push", serve: serveWhole, load: load.Kind{Dialect: load.Watch()}},
+		{name: plain, title: "grpc-go, encoded and sent per stream", serve: servePlain, load: load.Kind{Dialect: load.Watch()}},
+		{name: etcd, title: "etcd, one watcher per client", serve: serveEtcd, load: load.Kind{Dialect: load.Etcd()}},
+		{name: ads, title: "go-control-plane ADS, shared snapshot", serve: serveADS, load: load.Kind{Dialect: load.ADS()}},
 	}
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package load
 
 import (
 	"bufio"
@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/policyd/policyd/bench/fanout/payload"
+
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -26,7 +28,7 @@ import (
 // instance speaks just enough gRPC to hold one stream: ten thousand of them must cost less
 // than the server that is measured.
 type instance struct {
-	l     *loader
+	l     *Loader
 	id    int
 	slot  *slot
 	point point // what it holds, for the next stream
@@ -45,9 +47,9 @@ type instance struct {
 	done     chan struct{}
 }
 
-func newInstance(l *loader, id int) *instance {
+func newInstance(l *Loader, id int) *instance {
 	in := &instance{l: l, id: id, slot: &l.slots[id]}
-	if l.system.engine {
+	if l.kind.Engine {
 		in.guard = newGuard()
 	}
 	return in
@@ -59,7 +61,7 @@ func readRaw(c net.Conn, size int, s *slot) {
 		if _, err := io.ReadFull(c, b); err != nil {
 			return
 		}
-		if at, ok := committed(b); ok {
+		if at, ok := payload.Committed(b); ok {
 			s.got(at)
 		}
 	}
@@ -179,7 +181,7 @@ func (in *instance) call(head *bytes.Buffer, resume bool) error {
 	for _, f := range [][2]string{
 		{":method", "POST"},
 		{":scheme", "http"},
-		{":path", in.l.system.speak.path},
+		{":path", in.l.kind.Dialect.path},
 		{":authority", "bench"},
 		{"content-type", "application/grpc"},
 		{"te", "trailers"},
@@ -192,7 +194,7 @@ func (in *instance) call(head *bytes.Buffer, resume bool) error {
 	if err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: in.stream, BlockFragment: block.Bytes(), EndHeaders: true}); err != nil {
 		return err
 	}
-	if err := fr.WriteData(in.stream, false, message(in.l.system.speak.hello(in, resume))); err != nil {
+	if err := fr.WriteData(in.stream, false, message(in.l.kind.Dialect.hello(in, resume))); err != nil {
 		return err
 	}
 	_, err := in.conn.Write(head.Bytes())
@@ -206,7 +208,7 @@ func message(m []byte) []byte {
 }
 
 func (in *instance) say(m proto.Message) error {
-	return in.framer.WriteData(in.stream, false, message(encoded(m)))
+	return in.framer.WriteData(in.stream, false, message(payload.Encoded(m)))
 }
 
 // step reads one frame and does what it asks for.
@@ -260,10 +262,10 @@ func (in *instance) take(data []byte) error {
 			return nil
 		}
 		m := in.buf[5:size]
-		if at, ok := committed(m); ok {
+		if at, ok := payload.Committed(m); ok {
 			in.slot.got(at)
 		}
-		if err := in.l.system.speak.take(in, m); err != nil {
+		if err := in.l.kind.Dialect.take(in, m); err != nil {
 			return err
 		}
 		in.buf = append(in.buf[:0], in.buf[size:]...)

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package load
 
 import (
 	"fmt"
+
+	"github.com/policyd/policyd/bench/fanout/payload"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -14,8 +16,8 @@ import (
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
-// dialect is what an instance says to a system.
-type dialect struct {
+// Dialect is what an instance says to a system.
+type Dialect struct {
 	path string
 	// hello is the first message.
 	hello func(in *instance, resume bool) []byte
@@ -30,18 +32,19 @@ type point struct {
 	hash     uint64
 }
 
-func watchDialect() *dialect {
-	return &dialect{
+// Watch is policyd's protocol.
+func Watch() *Dialect {
+	return &Dialect{
 		path: policydv1.WatchService_Watch_FullMethodName,
 		hello: func(in *instance, resume bool) []byte {
 			h := &policydv1.Hello{
-				Instance: fmt.Sprint("instance-", in.id), Namespace: scope, Service: "checkout",
+				Instance: fmt.Sprint("instance-", in.id), Namespace: payload.Scope, Service: "checkout",
 				SdkLanguage: "go", SdkVersion: "1.0.0",
 			}
 			if resume {
 				h.Resume = &policydv1.ResumePoint{Epoch: in.point.epoch, Revision: int64(in.point.revision), Hash: in.point.hash}
 			}
-			return encoded(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Hello{Hello: h}})
+			return payload.Encoded(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Hello{Hello: h}})
 		},
 		take: takeUpdate,
 	}
@@ -69,13 +72,13 @@ func takeUpdate(in *instance, m []byte) error {
 			return err
 		}
 	}
-	if in.taken++; in.l.system.ackEvery > 0 && in.taken%in.l.system.ackEvery > 0 {
+	if in.taken++; in.l.kind.AckEvery > 0 && in.taken%in.l.kind.AckEvery > 0 {
 		return nil
 	}
 	err := in.say(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Ack{Ack: &policydv1.Ack{
 		Epoch: in.point.epoch, Revision: int64(in.point.revision),
 	}}})
-	if at, ok := committed(m); ok && in.guard != nil {
+	if at, ok := payload.Committed(m); ok && in.guard != nil {
 		in.slot.inForce(at)
 	}
 	return err
@@ -110,12 +113,13 @@ func (p *point) read(body []byte) error {
 	return nil
 }
 
-func etcdDialect() *dialect {
-	return &dialect{
+// Etcd is one watcher of the key.
+func Etcd() *Dialect {
+	return &Dialect{
 		path: "/etcdserverpb.Watch/Watch",
 		hello: func(*instance, bool) []byte {
-			return encoded(&etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_CreateRequest{
-				CreateRequest: &etcdserverpb.WatchCreateRequest{Key: []byte("policies/" + scope)},
+			return payload.Encoded(&etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_CreateRequest{
+				CreateRequest: &etcdserverpb.WatchCreateRequest{Key: []byte("policies/" + payload.Scope)},
 			}})
 		},
 		// The first message says that the watch exists; events need no answer.
@@ -123,13 +127,14 @@ func etcdDialect() *dialect {
 	}
 }
 
-func adsDialect() *dialect {
-	return &dialect{
+// ADS is a subscription to the resource.
+func ADS() *Dialect {
+	return &Dialect{
 		path: discoveryv3.AggregatedDiscoveryService_StreamAggregatedResources_FullMethodName,
 		hello: func(in *instance, _ bool) []byte {
-			return encoded(&discoveryv3.DiscoveryRequest{
-				Node:    &corev3.Node{Id: fmt.Sprint("instance-", in.id), Cluster: scope},
-				TypeUrl: resourcev3.RuntimeType, ResourceNames: []string{scope},
+			return payload.Encoded(&discoveryv3.DiscoveryRequest{
+				Node:    &corev3.Node{Id: fmt.Sprint("instance-", in.id), Cluster: payload.Scope},
+				TypeUrl: resourcev3.RuntimeType, ResourceNames: []string{payload.Scope},
 			})
 		},
 		take: confirmADS,
@@ -159,7 +164,7 @@ func confirmADS(in *instance, m []byte) error {
 		m = m[n:]
 	}
 	return in.say(&discoveryv3.DiscoveryRequest{
-		TypeUrl: resourcev3.RuntimeType, ResourceNames: []string{scope},
+		TypeUrl: resourcev3.RuntimeType, ResourceNames: []string{payload.Scope},
 		VersionInfo: string(version), ResponseNonce: string(nonce),
 	})
 }

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package load is the instances of the benchmark: one client for all systems, and one place
+// where arrivals are timed.
+package load
 
 import (
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/policyd/policyd/bench/fanout/payload"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,53 +25,54 @@ type slot struct {
 	receivedOf, appliedOf atomic.Int64 // which commit, written after when
 }
 
-func (s *slot) got(of stamp) {
+func (s *slot) got(of payload.Stamp) {
 	s.received.Store(time.Now().UnixNano())
 	s.receivedOf.Store(int64(of))
 }
 
-func (s *slot) inForce(of stamp) {
+func (s *slot) inForce(of payload.Stamp) {
 	s.applied.Store(time.Now().UnixNano())
 	s.appliedOf.Store(int64(of))
 }
 
-// arrivals says how long a change took to each stream, in nanoseconds.
-type arrivals struct {
+// Arrivals says how long a change took to each stream, in nanoseconds.
+type Arrivals struct {
 	Received, Applied []int64
 }
 
-// loader is all instances.
-type loader struct {
-	system    system
+// Kind is how instances behave.
+type Kind struct {
+	// Dialect is what they say; nil: bytes without a protocol.
+	Dialect *Dialect
+	// Engine: they put each document in force.
+	Engine bool
+	// AckEvery: policyd's instances confirm every so many updates; 0: each.
+	AckEvery int
+}
+
+// Loader is all instances.
+type Loader struct {
+	kind      Kind
 	addr      string
 	slots     []slot
 	instances []*instance
 }
 
-// load opens the streams and then answers for each change how long it took to each of them.
-func load(name, addr string, o options) error {
-	s, err := find(name)
-	if err != nil {
-		return err
+// Connect opens n streams, each on a connection of its own, and returns when all are up to
+// date. Without a dialect every change has size bytes.
+func Connect(kind Kind, addr string, n, size int) (*Loader, error) {
+	l := &Loader{kind: kind, addr: addr, slots: make([]slot, n)}
+	if kind.Dialect == nil {
+		return l, l.connectRaw(size)
 	}
-	l := &loader{system: s, addr: addr, slots: make([]slot, o.Streams)}
-	if s.speak == nil {
-		err = l.connectRaw(len(encoded(document(0, o.Size))))
-	} else {
-		for id := range l.slots {
-			l.instances = append(l.instances, newInstance(l, id))
-		}
-		err = l.together(64, func(in *instance) error { return in.join(&rejoin{}) })
+	for id := range l.slots {
+		l.instances = append(l.instances, newInstance(l, id))
 	}
-	if err != nil {
-		return err
-	}
-	answer(len(l.slots))
-	return answerAll(l.do)
+	return l, l.together(64, func(in *instance) error { return in.join(&rejoin{}) })
 }
 
 // together calls f for all instances, so many at a time.
-func (l *loader) together(width int, f func(*instance) error) error {
+func (l *Loader) together(width int, f func(*instance) error) error {
 	var wg sync.WaitGroup
 	var failed atomic.Pointer[error]
 	places := make(chan struct{}, width)
@@ -90,40 +93,26 @@ func (l *loader) together(width int, f func(*instance) error) error {
 	return nil
 }
 
-func (l *loader) do(words []string) (any, error) {
-	switch words[0] {
-	case "arrivals":
-		of, err := strconv.ParseInt(words[1], 10, 64)
-		if err != nil {
-			return nil, err
-		}
-		return l.arrivals(stamp(of))
-	case "rejoin":
-		return l.rejoin(slices.Contains(words, "jitter"), slices.Contains(words, "resume"))
-	}
-	return nil, fmt.Errorf("unknown command")
-}
-
 // patience is how long a change may take.
 const patience = time.Minute
 
-// arrivals waits until a commit is everywhere.
-func (l *loader) arrivals(of stamp) (*arrivals, error) {
+// Arrivals waits until a commit is everywhere.
+func (l *Loader) Arrivals(of payload.Stamp) (*Arrivals, error) {
 	deadline := time.Now().Add(patience)
 	for i := range l.slots {
 		s := &l.slots[i]
-		for s.receivedOf.Load() != int64(of) || l.system.engine && s.appliedOf.Load() != int64(of) {
+		for s.receivedOf.Load() != int64(of) || l.kind.Engine && s.appliedOf.Load() != int64(of) {
 			if time.Now().After(deadline) {
 				return nil, fmt.Errorf("stream %d did not get a change within %v", i, patience)
 			}
 			time.Sleep(2 * time.Millisecond)
 		}
 	}
-	a := &arrivals{}
+	a := &Arrivals{}
 	for i := range l.slots {
 		s := &l.slots[i]
 		a.Received = append(a.Received, s.received.Load()-int64(of))
-		if l.system.engine {
+		if l.kind.Engine {
 			a.Applied = append(a.Applied, s.applied.Load()-int64(of))
 		}
 	}
@@ -150,7 +139,7 @@ func dial(addr string, id int) (net.Conn, error) {
 	return d.Dial("tcp", addr)
 }
 
-func (l *loader) connectRaw(size int) error {
+func (l *Loader) connectRaw(size int) error {
 	for i := range l.slots {
 		c, err := dial(l.addr, i)
 		if err != nil {
@@ -165,16 +154,17 @@ func (l *loader) connectRaw(size int) error {
 	return nil
 }
 
-// came is what the return of all instances was like.
-type came struct {
+// Return is what the return of all instances was like.
+type Return struct {
 	Took    time.Duration // until the last one was up to date
 	Spread  time.Duration // the longest that an instance waited of its own will
 	Refused int64
 	Bytes   int64 // that the server sent, all in all
 }
 
-// rejoin cuts all connections at once and lets the instances come back.
-func (l *loader) rejoin(jitter, resume bool) (*came, error) {
+// Rejoin cuts all connections at once and lets the instances come back: with the SDK's jitter
+// or at once, with what they hold as resume point or from nothing.
+func (l *Loader) Rejoin(jitter, resume bool) (*Return, error) {
 	for _, in := range l.instances {
 		in.cut()
 	}
@@ -183,7 +173,7 @@ func (l *loader) rejoin(jitter, resume bool) (*came, error) {
 	if err := l.together(len(l.instances), func(in *instance) error { return in.join(r) }); err != nil {
 		return nil, err
 	}
-	c := &came{Took: time.Since(start), Spread: time.Duration(r.spread.Load()), Refused: r.refused.Load()}
+	c := &Return{Took: time.Since(start), Spread: time.Duration(r.spread.Load()), Refused: r.refused.Load()}
 	for _, in := range l.instances {
 		c.Bytes += in.greeting
 	}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package payload is what every system of the benchmark carries: a policy with the time of
+// its commit.
+package payload
 
 import (
 	"bytes"
@@ -21,13 +23,14 @@ const mark = "committed-at="
 
 const markDigits = 20
 
-// stamp is the time of a commit, in nanoseconds; 0 marks a document that is not timed.
-type stamp int64
+// Stamp is the time of a commit, in nanoseconds; 0 marks a document that is not timed.
+type Stamp int64
 
-func stampNow() stamp { return stamp(time.Now().UnixNano()) }
+// Now is the time of a commit that happens now.
+func Now() Stamp { return Stamp(time.Now().UnixNano()) }
 
-// text is about size bytes that carry the time of a commit.
-func text(at stamp, size int) string {
+// Text is about size bytes that carry the time of a commit.
+func Text(at Stamp, size int) string {
 	s := strings.Repeat("y", len(mark)+markDigits)
 	if at > 0 {
 		s = fmt.Sprintf("%s%0*d", mark, markDigits, at)
@@ -35,25 +38,25 @@ func text(at stamp, size int) string {
 	return s + strings.Repeat("x", max(size-len(s), 0))
 }
 
-// committed finds the time of commit in what arrived.
-func committed(b []byte) (stamp, bool) {
+// Committed finds the time of commit in what arrived.
+func Committed(b []byte) (Stamp, bool) {
 	i := bytes.Index(b, []byte(mark))
 	if i < 0 || len(b) < i+len(mark)+markDigits {
 		return 0, false
 	}
 	at, err := strconv.ParseInt(string(b[i+len(mark):][:markDigits]), 10, 64)
-	return stamp(at), err == nil
+	return Stamp(at), err == nil
 }
 
-// scope is where the document that changes stands.
-const scope = "shop"
+// Scope is where the document that changes stands.
+const Scope = "shop"
 
-// document is the policy that every system carries: size bytes in all. Each one differs from
+// Document is the policy that every system carries: size bytes in all. Each one differs from
 // the one before in more than its description, so that engines have something to do.
-func document(at stamp, size int) *policydv1.Policy {
+func Document(at Stamp, size int) *policydv1.Policy {
 	const settings = 60
-	return &policydv1.Policy{Scope: scope, Spec: &policydv1.PolicySpec{
-		Description: proto.String(text(at, size-settings)),
+	return &policydv1.Policy{Scope: Scope, Spec: &policydv1.PolicySpec{
+		Description: proto.String(Text(at, size-settings)),
 		MaxAttempts: proto.Int64(2 + int64(at/1000)%2),
 		Backoff:     &policydv1.Backoff{Base: durationpb.New(200 * time.Millisecond), Max: durationpb.New(2 * time.Second)},
 		Timeouts:    &policydv1.Timeouts{Attempt: durationpb.New(2 * time.Second), Overall: durationpb.New(5 * time.Second)},
@@ -61,7 +64,8 @@ func document(at stamp, size int) *policydv1.Policy {
 	}}
 }
 
-func encoded(m proto.Message) []byte {
+// Encoded is a message of this benchmark, as bytes.
+func Encoded(m proto.Message) []byte {
 	b, err := proto.Marshal(m)
 	if err != nil {
 		panic(err) // it is made here
@@ -69,12 +73,12 @@ func encoded(m proto.Message) []byte {
 	return b
 }
 
-// killSwitch is a switch with the time of its commit.
-func killSwitch(at stamp, size int) *policydv1.KillSwitch {
+// KillSwitch is a switch with the time of its commit.
+func KillSwitch(at Stamp, size int) *policydv1.KillSwitch {
 	return &policydv1.KillSwitch{
 		Id: "ks", ExpiresAt: timestamppb.New(time.Now().Add(time.Hour)),
 		Spec: &policydv1.SwitchSpec{
-			Scope: scope, Action: policydv1.SwitchAction_SWITCH_ACTION_DISABLE_RETRIES, Reason: text(at, size),
+			Scope: Scope, Action: policydv1.SwitchAction_SWITCH_ACTION_DISABLE_RETRIES, Reason: Text(at, size),
 		},
 	}
 }
