@@ -5,6 +5,7 @@ package etcdembed
 import (
 	"crypto/rand"
 	"log/slog"
+	"strings"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
@@ -72,6 +73,9 @@ func (c *slogCore) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *za
 	return checked
 }
 
+// maxLogged bounds a field: of a slow request etcd reports all of it.
+const maxLogged = 500
+
 func (c *slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 	values := zapcore.NewMapObjectEncoder()
 	for _, f := range c.fields {
@@ -79,6 +83,11 @@ func (c *slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 	}
 	for _, f := range fields {
 		f.AddTo(values)
+	}
+	for name, value := range values.Fields {
+		if text, ok := value.(string); ok && len(text) > maxLogged {
+			values.Fields[name] = strings.ToValidUTF8(text[:maxLogged], "") + "…"
+		}
 	}
 	// One level down: what etcd warns of at every start, and repairs by itself, is nothing
 	// that a person must act on.
