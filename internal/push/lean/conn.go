@@ -26,11 +26,7 @@ type conn struct {
 	onReadable func(fd uintptr) bool
 	onWritable func(fd uintptr) bool
 
-	// owned by the reader
-	partial []byte // an unfinished frame
-	wait    []byte // without raw
-	in      *input
-	inErr   error
+	receiving // owned by the reader
 
 	// mu guards the fields below.
 	mu sync.Mutex
@@ -41,18 +37,31 @@ type conn struct {
 	headers headerState
 	calm    calm
 
-	streams  []*stream // open
-	opened   []*stream // their handlers are to be started
-	handlers int
-	maxID    uint32 // highest stream that the client opened
-	lastID   uint32 // highest stream that was taken
-	held     int    // bytes of messages that no handler took yet
-	recv     window // what the client may still send
+	roster
+	held int    // bytes of messages that no handler took yet
+	recv window // what the client may still send
 
 	met     bool // it is known whose the connection is
 	leaving bool // the client was told to open no more streams
 	hungUp  bool // nothing more is written or looked at
 	dead    bool
+}
+
+// receiving is what a reader holds between and within its reads.
+type receiving struct {
+	partial []byte // an unfinished frame
+	wait    []byte // without raw
+	in      *input
+	inErr   error
+}
+
+// roster is the streams of a connection.
+type roster struct {
+	streams  []*stream // open
+	opened   []*stream // their handlers are to be started
+	handlers int
+	maxID    uint32 // highest stream that the client opened
+	lastID   uint32 // highest stream that was taken
 }
 
 // reader says who reads.

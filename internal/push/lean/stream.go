@@ -22,23 +22,30 @@ import (
 // stream is one call. It implements grpc.ServerStream.
 type stream struct {
 	// set once by newStream, read-only
-	conn   *conn
-	id     uint32
-	path   string
-	run    grpc.StreamHandler
-	values context.Context //nolint:containedctx // what the stream's own context is made of
+	conn *conn
+	id   uint32
+	path string
+	run  grpc.StreamHandler
+	ctx  context.Context //nolint:containedctx // the one way to give a stream a context
 
-	// all below is guarded by conn.mu
+	// guarded by conn.mu
+	incoming
+	response
+	ending
+}
 
-	// what comes in
+// incoming is what the client sends.
+type incoming struct {
 	inbox        [][]byte
 	part         assembly
 	recv         window
 	uncredited   int32 // bytes that came and were not given back to the window
 	remoteClosed bool
 	wake         chan struct{} // made when a handler waits without reading
+}
 
-	// what goes out
+// response is what goes out.
+type response struct {
 	header, trailer metadata.MD
 	headNow, headed bool
 	out             []outgoing
@@ -46,8 +53,10 @@ type stream struct {
 	window          int32         // bytes that the client takes now; negative after it took some back
 	tail            []byte        // the trailers that end it
 	room            chan struct{} // made when a sender waits
+}
 
-	// how it ends
+// ending is how a stream ends.
+type ending struct {
 	ended bool
 	err   error // for whoever still uses it
 	done  chan struct{}
@@ -73,9 +82,11 @@ const (
 )
 
 func newStream(c *conn, id uint32, path string, run grpc.StreamHandler) *stream {
-	s := &stream{conn: c, id: id, path: path, run: run, window: c.peer.window, recv: window{left: defaultWindow}}
-	ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: c.nc.RemoteAddr(), LocalAddr: c.nc.LocalAddr()})
-	s.values = grpc.NewContextWithServerTransportStream(ctx, (*transportStream)(s))
+	s := &stream{conn: c, id: id, path: path, run: run}
+	s.window = c.peer.window
+	s.recv.left = defaultWindow
+	ctx := peer.NewContext((*streamContext)(s), &peer.Peer{Addr: c.nc.RemoteAddr(), LocalAddr: c.nc.LocalAddr()})
+	s.ctx = grpc.NewContextWithServerTransportStream(ctx, (*transportStream)(s))
 	return s
 }
 
@@ -345,7 +356,7 @@ func (s *stream) take() []byte {
 }
 
 // Context implements grpc.ServerStream.
-func (s *stream) Context() context.Context { return (*streamContext)(s) }
+func (s *stream) Context() context.Context { return s.ctx }
 
 // SetHeader implements grpc.ServerStream.
 func (s *stream) SetHeader(md metadata.MD) error {
@@ -377,7 +388,7 @@ func (s *stream) SetTrailer(md metadata.MD) {
 	s.trailer = metadata.Join(s.trailer, md)
 }
 
-// streamContext is a stream as the context of its handler.
+// streamContext is a stream as the root of its handler's context.
 type streamContext stream
 
 // Deadline implements context.Context.
@@ -410,7 +421,7 @@ func (c *streamContext) Err() error {
 }
 
 // Value implements context.Context.
-func (c *streamContext) Value(key any) any { return c.values.Value(key) }
+func (c *streamContext) Value(any) any { return nil }
 
 // transportStream is a stream as grpc.ServerTransportStream.
 type transportStream stream
