@@ -48,9 +48,7 @@ type Client struct {
 	mu       sync.Mutex
 	reported reported // guarded by mu
 
-	ready     chan struct{} // closed once something is in force
-	readyOnce sync.Once
-
+	ready    readiness
 	remote   remote
 	disk     disk
 	switches announced
@@ -74,6 +72,12 @@ type disk struct {
 	wake    chan struct{} // the keeper has something to do
 	unsaved atomic.Pointer[state.Image]
 	failed  sync.Once
+}
+
+// readiness says that something is in force.
+type readiness struct {
+	yes  chan struct{} // closed once it is
+	once sync.Once
 }
 
 // life is the start and the end of the background work.
@@ -145,7 +149,7 @@ func newClient(cfg config) *Client {
 		named:    newTable(maxNamed),
 		hosts:    newTable(maxUnmatched),
 		reported: reported{at: time.Now()},
-		ready:    make(chan struct{}),
+		ready:    readiness{yes: make(chan struct{})},
 		remote:   remote{source: sourceBuiltIn},
 		disk:     disk{wake: make(chan struct{}, 1)},
 		life:     life{closing: make(chan struct{})},
@@ -213,7 +217,7 @@ func (c *Client) tellRejected(rejected []state.Rejection) error {
 	return errors.Join(errs...)
 }
 
-func (c *Client) setReady() { c.readyOnce.Do(func() { close(c.ready) }) }
+func (c *Client) setReady() { c.ready.once.Do(func() { close(c.ready.yes) }) }
 
 // WaitReady blocks until a policy snapshot is in force (from policyd, file or disk cache) or
 // ctx ends. Without an address it returns at once. Optional: use it in readiness probes, not
@@ -221,12 +225,12 @@ func (c *Client) setReady() { c.readyOnce.Do(func() { close(c.ready) }) }
 func (c *Client) WaitReady(ctx context.Context) error {
 	c.start() //nolint:contextcheck // the watch outlives the caller
 	select {
-	case <-c.ready:
+	case <-c.ready.yes:
 		return nil
 	default:
 	}
 	select {
-	case <-c.ready:
+	case <-c.ready.yes:
 		return nil
 	case <-c.life.closing:
 		return errClosed

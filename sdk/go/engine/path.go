@@ -5,6 +5,8 @@ package engine
 import (
 	"path"
 	"strings"
+
+	"github.com/policyd/policyd/sdk/go/internal/nfc"
 )
 
 // cleanPath removes empty and dot segments as net/http.ServeMux does, keeping a trailing
@@ -64,7 +66,7 @@ func canonicalPath(p string) (string, bool) {
 		p = string(decoded)
 	}
 	if !ascii {
-		p = compose(p)
+		p = nfc.Compose(p)
 	}
 	return p, true
 }

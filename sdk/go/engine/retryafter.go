@@ -4,6 +4,8 @@ package engine
 
 import (
 	"math"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -85,4 +87,32 @@ func (p *RetryAfterPolicy) wait(asked ServerWait, step time.Duration, random fun
 		low += time.Duration(uniform(random(), spread))
 	}
 	return low, true
+}
+
+// ParseRateLimit reads RateLimit fields such as `"default";r=0;t=30`: the longest t, in seconds,
+// of a quota of which nothing remains.
+func ParseRateLimit(fields []string) (wait time.Duration, ok bool) {
+	const longest = int64(time.Duration(1<<63-1) / time.Second)
+	for _, field := range fields {
+		for item := range strings.SplitSeq(field, ",") {
+			remaining, seconds := int64(-1), int64(-1)
+			for i, param := range strings.Split(item, ";") {
+				name, value, _ := strings.Cut(strings.TrimSpace(param), "=")
+				n, err := strconv.ParseInt(value, 10, 64)
+				if i == 0 || err != nil || n < 0 {
+					continue
+				}
+				switch name {
+				case "r":
+					remaining = n
+				case "t":
+					seconds = min(n, longest)
+				}
+			}
+			if remaining == 0 && seconds >= 0 {
+				wait, ok = max(wait, time.Duration(seconds)*time.Second), true
+			}
+		}
+	}
+	return wait, ok
 }

@@ -83,7 +83,7 @@ func ClientDialOptions(c *policyd.Client) []grpc.DialOption {
 func UnaryClientInterceptor(c *policyd.Client) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		u := unary{call: newCall(ctx, c, method, cc), opts: newOptions(opts)}
-		err := u.run(func(ctx context.Context, opts []grpc.CallOption) error {
+		err := u.run(func(ctx context.Context, opts []grpc.CallOption) error { //nolint:contextcheck // the call holds ctx and makes each attempt's from it
 			return invoker(ctx, method, req, reply, cc, opts...)
 		})
 		if err != nil {
@@ -104,7 +104,7 @@ func StreamClientInterceptor(c *policyd.Client) grpc.StreamClientInterceptor {
 				return streamer(ctx, desc, cc, method, opts...)
 			},
 		}
-		if err := s.start(); err != nil {
+		if err := s.start(); err != nil { //nolint:contextcheck // the call holds ctx and makes each attempt's from it
 			return nil, err
 		}
 		return s, nil

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package engine
+// Package nfc composes text as Unicode's normalisation form C does, with the standard
+// library alone.
+package nfc
 
 import (
 	"cmp"
@@ -11,19 +13,19 @@ import (
 	"unicode/utf8"
 )
 
-// nfcData is the table of composition. A pair of parts with second 0 is a singleton.
-type nfcData struct {
+// data is the table of composition. A pair of parts with second 0 is a singleton.
+type data struct {
 	parts    map[rune][2]rune
 	composed map[[2]rune]rune
 	classes  map[rune]uint8
 }
 
-var nfc = sync.OnceValue(func() *nfcData { //nolint:gochecknoglobals // compiled table
-	d := &nfcData{parts: map[rune][2]rune{}, composed: map[[2]rune]rune{}, classes: map[rune]uint8{}}
+var tables = sync.OnceValue(func() *data { //nolint:gochecknoglobals // compiled table
+	d := &data{parts: map[rune][2]rune{}, composed: map[[2]rune]rune{}, classes: map[rune]uint8{}}
 	r := rune(0)
-	for data := decodeTable(nfcPairs); len(data) > 0; {
-		r += next(&data)
-		first, second := next(&data), next(&data)
+	for rest := decodeTable(pairs); len(rest) > 0; {
+		r += next(&rest)
+		first, second := next(&rest), next(&rest)
 		parts := [2]rune{first, second >> 1}
 		d.parts[r] = parts
 		if second > 1 && second&1 == 0 {
@@ -31,9 +33,9 @@ var nfc = sync.OnceValue(func() *nfcData { //nolint:gochecknoglobals // compiled
 		}
 	}
 	r = 0
-	for data := decodeTable(nfcClasses); len(data) > 0; {
-		r += next(&data)
-		length, class := next(&data), next(&data)
+	for rest := decodeTable(classes); len(rest) > 0; {
+		r += next(&rest)
+		length, class := next(&rest), next(&rest)
 		for i := range length {
 			d.classes[r+i] = uint8(class)
 		}
@@ -42,28 +44,28 @@ var nfc = sync.OnceValue(func() *nfcData { //nolint:gochecknoglobals // compiled
 })
 
 func decodeTable(text string) []byte {
-	data, err := base64.StdEncoding.DecodeString(text)
+	table, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
 		return nil // the table is constant and tested
 	}
-	return data
+	return table
 }
 
-func next(data *[]byte) rune {
-	n, size := binary.Uvarint(*data)
+func next(rest *[]byte) rune {
+	n, size := binary.Uvarint(*rest)
 	if size <= 0 {
-		size = len(*data)
+		size = len(*rest)
 	}
-	*data = (*data)[size:]
+	*rest = (*rest)[size:]
 	return rune(n)
 }
 
-// compose returns s in Unicode's normalisation form C; text that is not UTF-8 as it is.
-func compose(s string) string {
+// Compose returns s in Unicode's normalisation form C; text that is not UTF-8 as it is.
+func Compose(s string) string {
 	if !utf8.ValidString(s) {
 		return s
 	}
-	d := nfc()
+	d := tables()
 	runes := make([]rune, 0, len(s))
 	for _, r := range s {
 		runes = d.decompose(runes, r)
@@ -80,7 +82,7 @@ const (
 	hangulPerL                   rune = hangulVs * hangulTs
 )
 
-func (d *nfcData) decompose(out []rune, r rune) []rune {
+func (d *data) decompose(out []rune, r rune) []rune {
 	if s := r - hangulBase; s >= 0 && s < hangulCount {
 		out = append(out, hangulL+s/hangulPerL, hangulV+s%hangulPerL/hangulTs)
 		if t := s % hangulTs; t != 0 {
@@ -100,7 +102,7 @@ func (d *nfcData) decompose(out []rune, r rune) []rune {
 }
 
 // order sorts each run of combining marks by class, keeping those of one class in order.
-func (d *nfcData) order(runes []rune) {
+func (d *data) order(runes []rune) {
 	for i := 0; i < len(runes); i++ {
 		start := i
 		for i < len(runes) && d.classes[runes[i]] != 0 {
@@ -113,7 +115,7 @@ func (d *nfcData) order(runes []rune) {
 }
 
 // join composes each character with the last starter unless something is in between.
-func (d *nfcData) join(runes []rune) []rune {
+func (d *data) join(runes []rune) []rune {
 	out := runes[:0]
 	starter, lastClass := -1, uint8(0)
 	for _, r := range runes {
@@ -134,7 +136,7 @@ func (d *nfcData) join(runes []rune) []rune {
 	return out
 }
 
-func (d *nfcData) pair(a, b rune) (rune, bool) {
+func (d *data) pair(a, b rune) (rune, bool) {
 	if l, v := a-hangulL, b-hangulV; l >= 0 && l < hangulLs && v >= 0 && v < hangulVs {
 		return hangulBase + (l*hangulVs+v)*hangulTs, true
 	}
