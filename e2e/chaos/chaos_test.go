@@ -281,7 +281,8 @@ func (s *suite) sizes() [2]size {
 func (s *suite) grown(before, after [2]size) {
 	const mib = 1 << 20
 	s.t.Logf("sizes before %+v, after %+v", before, after)
-	s.report(checkGrowth("goroutines of policyd", before[0].goroutines, after[0].goroutines, 1.1, 30))
+	// Streams move between replicas, and between transports that need more and fewer of them.
+	s.report(checkGrowth("goroutines of policyd, by streams", after[0].streams, after[0].goroutines, 4.5, 200))
 	s.report(checkGrowth("memory of policyd", before[0].heap, after[0].heap, 1.5, 96*mib))
 	s.report(checkGrowth("streams", before[0].streams, after[0].streams, 1, 0))
 	s.report(checkGrowth("goroutines of SDKs", before[1].goroutines, after[1].goroutines, 1.1, 40))

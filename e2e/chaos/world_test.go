@@ -138,7 +138,8 @@ func newWorld(t *testing.T) *world {
 		name := fmt.Sprintf("policyd-%d", p)
 		w.policyds = append(w.policyds, &process{name: name, log: w.log(name), make: func() *exec.Cmd {
 			return exec.Command(filepath.Join(bin, "policyd"), "serve", "--grpc-addr", w.grpc[p], "--http-addr", w.http[p],
-				"--etcd-endpoints", strings.Join(endpoints, ","), "--outbox-max", "1000000", "--reconnect-window", "2s")
+				"--etcd-endpoints", strings.Join(endpoints, ","), "--outbox-max", "1000000", "--reconnect-window", "2s",
+				"--watch-transport", transport(p))
 		}})
 		conn, err := grpc.NewClient(w.grpc[p], grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry(),
 			grpc.WithConnectParams(grpc.ConnectParams{
@@ -173,6 +174,14 @@ func newWorld(t *testing.T) *world {
 		})
 	}
 	return w
+}
+
+// transport gives every third policyd the lean one.
+func transport(p int) string {
+	if p%3 == 2 {
+		return "lean"
+	}
+	return "grpc"
 }
 
 func (w *world) log(name string) string { return filepath.Join(w.dir, name+".log") }
