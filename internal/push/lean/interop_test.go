@@ -78,7 +78,7 @@ func TestInterop_net_http(t *testing.T) {
 	transport := &http.Transport{Protocols: &protocols}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport}
-	call := func(t *testing.T, ctx context.Context, path string) (*http.Response, io.WriteCloser) { //nolint:revive // t first, as in all helpers
+	call := func(t *testing.T, ctx context.Context, path string) (*http.Response, io.WriteCloser) {
 		r, w := io.Pipe()
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.addr+path, r)
 		require.NoError(t, err)
