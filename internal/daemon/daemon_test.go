@@ -54,12 +54,14 @@ func start(t *testing.T, cfg config.Config) *running {
 	go func() {
 		r.ended <- daemon.Run(ctx, cfg, slog.New(slog.DiscardHandler), func(a daemon.Addrs) { ready <- a })
 	}()
+	limit, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
 	select {
 	case r.Addrs = <-ready:
 	case err := <-r.ended:
 		stop()
 		require.FailNow(t, "policyd ended", "%v", err)
-	case <-time.After(patience):
+	case <-limit.Done():
 		stop()
 		require.FailNow(t, "policyd is not ready")
 	}
@@ -70,13 +72,15 @@ func start(t *testing.T, cfg config.Config) *running {
 // wait returns once policyd has ended, which it must do without an error.
 func (r *running) wait(t *testing.T) {
 	t.Helper()
+	limit, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	defer cancel()
 	select {
 	case err, open := <-r.ended:
 		if open {
 			require.NoError(t, err)
 			close(r.ended)
 		}
-	case <-time.After(patience):
+	case <-limit.Done():
 		require.FailNow(t, "policyd does not end")
 	}
 }
