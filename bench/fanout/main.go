@@ -61,7 +61,7 @@ func mainErr() error {
 	flag.IntVar(&o.Turns, "turns", 3, "turns of each system; systems take turns")
 	flag.IntVar(&o.Size, "size", 1000, "bytes of the document that changes")
 	flag.DurationVar(&o.Pause, "pause", 100*time.Millisecond, "between two changes")
-	flag.StringVar(&o.Profile, "profile", "", "write CPU profiles of the servers to files that start so")
+	flag.StringVar(&o.Profile, "profile", "", "write CPU profiles of the servers, while changes go out, to files that start so")
 	chosen := flag.String("systems", "all", "comma-separated: all, none or "+strings.Join(names(), ", "))
 	scenarios := flag.String("scenarios", "none", "comma-separated: all, none or "+strings.Join(scenarioNames(), ", "))
 	carrier := flag.String("transport", hub, "what scenarios run on: "+hub+" or "+lean)
@@ -116,7 +116,7 @@ func mainErr() error {
 func (j job) do() error {
 	switch j.Role {
 	case "server":
-		return profiled(j.Options.Profile, j.System, func() error { return serve(j.System, j.Options) })
+		return serve(j.System, j.Options)
 	case "load":
 		return loadOn(j.System, j.Addr, j.Options)
 	case "start":

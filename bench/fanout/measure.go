@@ -120,6 +120,10 @@ func (s *sample) turn(system string, o options) error {
 	defer b.tearDown()
 	s.held = append(s.held, b.perStream(b.idle.Held-b.empty.Held))
 	s.now = append(s.now, b.perStream(b.idle.Now-b.empty.Held))
+	var profiling bool
+	if err := b.server.ask("profile", &profiling); err != nil {
+		return err
+	}
 	var before, after time.Duration
 	if err := b.server.ask("cpu", &before); err != nil {
 		return err

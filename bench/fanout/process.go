@@ -79,20 +79,16 @@ func answerAll(f func(words []string) (any, error)) error {
 	return in.Err()
 }
 
-func profiled(prefix, system string, f func() error) error {
+// profile writes a CPU profile of this process from now until stop; without a prefix none.
+func profile(prefix, system string) (stop func(), err error) {
 	if prefix == "" {
-		return f()
+		return func() {}, nil
 	}
 	out, err := os.Create(prefix + system + ".pprof")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer out.Close()
-	if err := pprof.StartCPUProfile(out); err != nil {
-		return err
-	}
-	defer pprof.StopCPUProfile()
-	return f()
+	return func() { pprof.StopCPUProfile(); _ = out.Close() }, pprof.StartCPUProfile(out)
 }
 
 // openFiles is how many files a process may have open. Go has raised the soft limit already.

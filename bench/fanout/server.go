@@ -32,17 +32,27 @@ func serve(name string, o options) error {
 		running.addr = l.Addr().String()
 	}
 	answer(running.addr)
-	c := control{served: running}
+	c := control{served: running, profile: func() (func(), error) { return profile(o.Profile, name) }, stop: func() {}}
+	defer func() { c.stop() }()
 	return answerAll(c.do)
 }
 
 type control struct {
 	*served
-	churn sync.Once
+	churn   sync.Once
+	profile func() (stop func(), err error)
+	stop    func() // of the profile
 }
 
 func (c *control) do(words []string) (any, error) {
 	switch words[0] {
+	case "profile":
+		stop, err := c.profile()
+		if err != nil {
+			return nil, err
+		}
+		c.stop = stop
+		return true, nil
 	case "cpu":
 		return cpuTime()
 	case "memory":
