@@ -69,7 +69,7 @@ func (p *Peers) Run(ctx context.Context, follow func(context.Context, func([]sto
 	p.life = ctx
 	p.mu.Unlock()
 	follow(ctx, p.update)
-	p.update(nil)
+	p.update(nil) //nolint:contextcheck // mirrors live as long as Run
 	p.work.Wait()
 }
 
@@ -105,7 +105,7 @@ func (p *Peers) Ask(ctx context.Context) []fleet.Peer {
 	all := make([]replica, 0, len(p.peers))
 	for _, r := range p.peers {
 		if r.mirror == nil {
-			p.open(r)
+			p.open(r) //nolint:contextcheck // mirrors live as long as Run
 		}
 		all = append(all, *r)
 	}
@@ -135,7 +135,7 @@ func (p *Peers) open(r *replica) {
 		defer m.source.Close()
 		m.run(life)
 		m.source.Lost()
-		sleep(p.life, keepFor)
+		sleep(p.life, keepFor) //nolint:contextcheck // mirrors live as long as Run
 	})
 	p.work.Go(func() { p.closeWhenIdle(life, r) })
 }
