@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -285,14 +286,11 @@ func start(what, dir string) error {
 	if what == "fill" {
 		err = fill(addr)
 	}
-	stop()
-	if ended := <-ended; err == nil {
-		err = ended
-	}
 	if err == nil {
 		answer(took)
 	}
-	return err
+	stop()
+	return errors.Join(err, <-ended)
 }
 
 // fill writes policies as an operator would, 100 at a time.

@@ -217,6 +217,9 @@ func (in *instance) step() error {
 	if err != nil {
 		return err
 	}
+	if of := f.Header().StreamID; of > 0 && of != in.stream {
+		return nil // of a stream that was refused
+	}
 	switch f := f.(type) {
 	case *http2.SettingsFrame:
 		if !f.IsAck() {
