@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -148,4 +149,17 @@ func TestEdit_keeps_an_open_breaker_open(t *testing.T) {
 // instance returns the debug page of one instance as JSON.
 func (w *world) instance(name string) string {
 	return w.get("/instances/" + name + "/policyz?format=json")
+}
+
+func TestPolicyd_serves_nobody_else_while_it_cannot_tell_who_asks(t *testing.T) {
+	for _, args := range [][]string{
+		{"serve", "--grpc-addr", "0.0.0.0:0"},
+		{"serve", "--http-addr", "[::]:0"},
+		{"dev", "--demo", "--demo-addr", "0.0.0.0:0"},
+		{"demo-fleet", "--listen", "192.0.2.1:0"},
+	} {
+		out, err := exec.CommandContext(t.Context(), filepath.Join(bin, "policyd"), args...).CombinedOutput()
+		require.Error(t, err, "%v", args)
+		require.Contains(t, string(out), "is not a loopback address", "%v", args)
+	}
 }

@@ -33,6 +33,9 @@ func devCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if err := config.LoopbackOnly(*demoAddr); err != nil {
+			return fmt.Errorf("--demo-addr: %w", err)
+		}
 		if origins["data.dir"] == "default" {
 			dir, err := os.MkdirTemp("", "policyd-dev-")
 			if err != nil {
@@ -132,6 +135,9 @@ func demoFleetCmd() *cobra.Command {
 	cmd.Flags().Float64Var(&cfg.CallsPerSecond, "rate", 10, "calls per second of each instance")
 	cmd.Flags().DurationVar(&cfg.AbandonAfter, "abandon-after", 15*time.Minute, "end when policyd stays away for so long; 0: never")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := config.LoopbackOnly(cfg.Listen); err != nil {
+			return fmt.Errorf("--listen: %w", err)
+		}
 		if cfg.CallsPerSecond <= 0 {
 			return fmt.Errorf("--rate must be above 0")
 		}

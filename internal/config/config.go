@@ -174,7 +174,7 @@ func (c *Config) take(origin string, origins Origins, lookup func(Setting) (stri
 func (c *Config) Validate() error {
 	var errs []error
 	for _, a := range []struct{ key, addr string }{{"listen.grpc", c.Listen.GRPC}, {"listen.http", c.Listen.HTTP}} {
-		if err := loopbackOnly(a.addr); err != nil {
+		if err := LoopbackOnly(a.addr); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", a.key, err))
 		}
 	}
@@ -204,9 +204,9 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// loopbackOnly refuses addresses that other machines reach: without TLS and authentication
+// LoopbackOnly returns an error for addresses that other machines reach: without TLS and authentication
 // anyone there could pull a switch.
-func loopbackOnly(addr string) error {
+func LoopbackOnly(addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return fmt.Errorf("%q is not host:port: %w", addr, err)
