@@ -48,29 +48,29 @@ func Draw(left, right Panel) []byte {
 	return b.Bytes()
 }
 
+// draw uses logarithmic axes: in proportion is a straight line, and no line hides the others.
 func (p Panel) draw(b *bytes.Buffer, left int) {
-	var maxX, maxY float64
+	xs, ys := axis{low: math.Inf(1)}, axis{low: math.Inf(1)}
 	var ns []float64
 	for _, l := range p.Lines {
 		for _, at := range l.Points {
-			maxX, maxY = max(maxX, at[0]), max(maxY, at[1])
+			xs.include(at[0])
+			ys.include(at[1])
 			if !slices.Contains(ns, at[0]) {
 				ns = append(ns, at[0])
 			}
 		}
 	}
-	step := roundStep(maxY / 5)
-	maxY = math.Max(step, math.Ceil(maxY/step)*step)
 	place := func(x, y float64) (float64, float64) {
-		return float64(left) + x/maxX*panelWidth, marginTop + panelHeight - y/maxY*panelHeight
+		return float64(left) + xs.share(x)*panelWidth, marginTop + panelHeight*(1-ys.share(y))
 	}
 	fmt.Fprintf(b, `<text x="%d" y="%d" font-weight="bold">%s</text>`+"\n", left, marginTop-16, p.Title)
-	for i := 0.0; i*step <= maxY+step/2; i++ {
-		_, py := place(0, i*step)
-		fmt.Fprintf(b, `<path d="M%d %.1fh%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%g</text>`+"\n", left, py, panelWidth, left-6, py+4, i*step)
+	for _, y := range ys.ticks() {
+		_, py := place(ns[0], y)
+		fmt.Fprintf(b, `<path d="M%d %.1fh%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%g</text>`+"\n", left, py, panelWidth, left-6, py+4, y)
 	}
 	for _, n := range ns {
-		px, _ := place(n, 0)
+		px, _ := place(n, 1)
 		fmt.Fprintf(b, `<text x="%.1f" y="%d" text-anchor="middle">%g</text>`+"\n", px, marginTop+panelHeight+18, n)
 	}
 	for i, l := range p.Lines {
@@ -84,18 +84,32 @@ func (p Panel) draw(b *bytes.Buffer, left int) {
 	}
 }
 
-// roundStep is the next 1, 2 or 5 times a power of ten.
-func roundStep(s float64) float64 {
-	if s <= 0 {
-		return 1
-	}
-	power := math.Pow(10, math.Floor(math.Log10(s)))
-	for _, m := range []float64{1, 2, 5} {
-		if s <= m*power {
-			return m * power
+// axis is a logarithmic one.
+type axis struct{ low, high float64 }
+
+// include takes a value; what is not above 0 has no place and counts as very small.
+func (a *axis) include(v float64) {
+	v = max(v, 0.1)
+	a.low, a.high = min(a.low, v), max(a.high, v)
+}
+
+// share of the axis at which a value stands, with some room at both ends.
+func (a *axis) share(v float64) float64 {
+	const room = 1.15
+	low, high := math.Log(a.low/room), math.Log(a.high*room)
+	return (math.Log(max(v, 0.1)) - low) / (high - low)
+}
+
+// ticks are 1, 2 and 5 times powers of ten.
+func (a *axis) ticks() (list []float64) {
+	for power := math.Pow(10, math.Floor(math.Log10(a.low))); power <= a.high; power *= 10 {
+		for _, m := range []float64{1, 2, 5} {
+			if t := m * power; t >= a.low && t <= a.high {
+				list = append(list, t)
+			}
 		}
 	}
-	return 10 * power
+	return list
 }
 
 func colour(i int) string {
