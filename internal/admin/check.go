@@ -28,7 +28,7 @@ func (b *batch) changed() []engine.Scope {
 // validate checks what would result against all rules of documents and sets.
 func (b *batch) validate() error {
 	changed := b.changed()
-	broken := append(policy.ValidateSet(b.after, changed), sharedBudgets(b.after, changed)...)
+	broken := append(policy.ValidateSet(b.view.Policies, b.after, changed), sharedBudgets(b.after, changed)...)
 	if len(broken) > 0 {
 		return invalid("policy_invalid", broken...)
 	}

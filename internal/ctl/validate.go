@@ -46,7 +46,7 @@ func (a *app) validate(files []string) error {
 		set[o.Policy.Scope], at[o.Policy.Scope] = o.Policy, o
 		scopes = append(scopes, o.Policy.Scope)
 	}
-	if violations := policy.ValidateSet(set, scopes); len(violations) > 0 {
+	if violations := policy.ValidateSet(nil, set, scopes); len(violations) > 0 {
 		return document.Invalid(objects, violations)
 	}
 	view := validateView{kind("Validation"), len(objects), []findingView{}}

@@ -149,7 +149,7 @@ func TestValidateSet_refuses_what_the_change_breaks(t *testing.T) {
 		"a scope that is gone": {setOf(doc("shop", attempts(2))), []engine.Scope{"shop/pay"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			found := policy.ValidateSet(tc.set, tc.changed)
+			found := policy.ValidateSet(tc.set, tc.set, tc.changed)
 			require.Equal(t, tc.want, paths(found), "%v", found)
 		})
 	}
@@ -157,7 +157,7 @@ func TestValidateSet_refuses_what_the_change_breaks(t *testing.T) {
 
 func TestValidateSet_a_conflict_names_both(t *testing.T) {
 	set := setOf(doc("shop/pay/a", settings{engine.MatchHTTPPath: engine.Text("/x/{id}")}), doc("shop/pay/b", settings{engine.MatchHTTPPath: engine.Text("/{kind}/y")}))
-	found := policy.ValidateSet(set, []engine.Scope{"shop/pay/b"})
+	found := policy.ValidateSet(set, set, []engine.Scope{"shop/pay/b"})
 	require.Len(t, found, 1)
 	require.Equal(t, "shop/pay/b", found[0].Scope)
 	require.Equal(t, "/{kind}/y", found[0].Value)
@@ -170,10 +170,10 @@ func TestValidateSet_bounds_the_policies_of_a_namespace(t *testing.T) {
 		p := doc(engine.Scope(fmt.Sprintf("shop/s/e%d", i)), attempts(2))
 		set[p.Scope] = p
 	}
-	require.Empty(t, policy.ValidateSet(set, []engine.Scope{"shop/s/e1"}))
+	require.Empty(t, policy.ValidateSet(set, set, []engine.Scope{"shop/s/e1"}))
 	set["shop"] = doc("shop", settings{engine.Description: engine.Text("one more")})
-	require.Equal(t, []string{"shop metadata.scope"}, paths(policy.ValidateSet(set, []engine.Scope{"shop"})))
-	require.Empty(t, policy.ValidateSet(set, []engine.Scope{"media"}))
+	require.Equal(t, []string{"shop metadata.scope"}, paths(policy.ValidateSet(set, set, []engine.Scope{"shop"})))
+	require.Empty(t, policy.ValidateSet(set, set, []engine.Scope{"media"}))
 }
 
 func TestDiff_says_what_an_operator_changed(t *testing.T) {
@@ -240,6 +240,17 @@ func TestPath_and_Below_do_not_take_in_neighbours(t *testing.T) {
 	require.Len(t, policy.Below(set, engine.Global), len(set))
 }
 
+func TestValidateSet_a_field_that_a_wider_document_gives_up_must_not_break_narrower_ones(t *testing.T) {
+	before := setOf(doc("shop", settings{engine.BackoffBase: engine.Duration(time.Millisecond)}),
+		doc("shop/pay", settings{engine.BackoffMax: engine.Duration(time.Millisecond)}))
+	after := setOf(doc("shop", settings{engine.MaxAttempts: engine.Int(2)}), before["shop/pay"])
+	found := policy.ValidateSet(before, after, []engine.Scope{"shop"})
+	require.Len(t, found, 1)
+	require.Equal(t, "shop/pay spec.backoff.max", found[0].Scope+" "+found[0].Path)
+	require.Empty(t, policy.ValidateSet(after, after, []engine.Scope{"shop"}), "what was broken before does not stop an edit")
+	require.Empty(t, policy.ValidateSet(before, setOf(before["shop/pay"]), []engine.Scope{"shop"}), "nor is a deletion stopped")
+}
+
 // Whatever is stored, a batch that was taken leaves no effective policy in breach.
 func TestValidateSet_what_it_takes_merges_within_the_rules(t *testing.T) {
 	scopes := []engine.Scope{"global", "shop", "shop/pay", "shop/pay/a"}
@@ -251,13 +262,20 @@ func TestValidateSet_what_it_takes_merges_within_the_rules(t *testing.T) {
 		for range rapid.IntRange(1, 8).Draw(t, "edits") {
 			at := rapid.SampledFrom(scopes).Draw(t, "scope")
 			s := settings{}
-			for f, v := range map[engine.Field]engine.Value{
-				engine.BackoffBase: ms(t, "base"), engine.BackoffMax: ms(t, "max"), engine.TimeoutsAttempt: ms(t, "attempt"), engine.TimeoutsOverall: ms(t, "overall"),
-				engine.MaxAttempts: engine.Int(rapid.Int64Range(1, 10).Draw(t, "attempts")), engine.BreakerHalfOpenProbes: engine.Int(rapid.Int64Range(1, 5).Draw(t, "probes")),
-				engine.BreakerHalfOpenCloseAfter: engine.Int(rapid.Int64Range(1, 5).Draw(t, "closeAfter")),
+			for _, set := range []struct {
+				f engine.Field
+				v engine.Value
+			}{
+				{engine.BackoffBase, ms(t, "base")},
+				{engine.BackoffMax, ms(t, "max")},
+				{engine.TimeoutsAttempt, ms(t, "attempt")},
+				{engine.TimeoutsOverall, ms(t, "overall")},
+				{engine.MaxAttempts, engine.Int(rapid.Int64Range(1, 10).Draw(t, "attempts"))},
+				{engine.BreakerHalfOpenProbes, engine.Int(rapid.Int64Range(1, 5).Draw(t, "probes"))},
+				{engine.BreakerHalfOpenCloseAfter, engine.Int(rapid.Int64Range(1, 5).Draw(t, "closeAfter"))},
 			} {
-				if rapid.Bool().Draw(t, f.Path()) {
-					s[f] = v
+				if rapid.Bool().Draw(t, set.f.Path()) {
+					s[set.f] = set.v
 				}
 			}
 			next := policy.Set{at: doc(at, s)}
@@ -266,7 +284,7 @@ func TestValidateSet_what_it_takes_merges_within_the_rules(t *testing.T) {
 					next[scope] = p
 				}
 			}
-			if len(policy.ValidateSet(next, []engine.Scope{at})) == 0 {
+			if len(policy.ValidateSet(set, next, []engine.Scope{at})) == 0 {
 				set = next
 			}
 		}

@@ -43,11 +43,11 @@ func Validate(p *Policy) []fault.Violation {
 }
 
 // ValidateSet returns the rules that set breaks because of the documents at changed, which
-// are new or differ from before: their own rules, those against wider documents, those that
+// are new or differ from those of before: their own rules, those against wider documents, those that
 // narrower ones would break because of them, matching conflicts, and the number of policies
 // of a namespace. A ceiling that narrower documents pass is no violation: it clips them.
 // Nor is a deletion: what narrower documents then inherit may pull their values.
-func ValidateSet(set Set, changed []engine.Scope) []fault.Violation {
+func ValidateSet(before, set Set, changed []engine.Scope) []fault.Violation {
 	var found []fault.Violation
 	for _, at := range changed {
 		if p, ok := set[at]; ok {
@@ -64,22 +64,45 @@ func ValidateSet(set Set, changed []engine.Scope) []fault.Violation {
 	seen := map[engine.Violation]bool{}
 	add := func(violations []engine.Violation) {
 		for _, v := range violations {
-			if !seen[v] && (isChanged[v.Scope] || isChanged[v.Other]) {
+			if !seen[v] {
 				seen[v] = true
 				found = append(found, violation(v))
 			}
 		}
 	}
+	caused := func(v engine.Violation) bool { return isChanged[v.Scope] || isChanged[v.Other] }
 	for _, at := range Below(set, changed...) {
 		path := Path(set, at)
 		if isChanged[at] {
 			own := engine.ValidateEffective(path)
-			add(slices.DeleteFunc(own, func(v engine.Violation) bool { return v.Scope != at && v.Other != at }))
+			add(slices.DeleteFunc(own, func(v engine.Violation) bool { return v.Scope != at && v.Other != at || !caused(v) }))
 		} else {
-			add(engine.ValidateMerged(engine.Merge(at, path)))
+			broken := engine.ValidateMerged(engine.Merge(at, path))
+			add(slices.DeleteFunc(slices.Clone(broken), func(v engine.Violation) bool { return !caused(v) }))
+			if edited(set, changed, at) {
+				// What a wider document no longer sets is inherited from where nothing changed.
+				add(news(broken, before, at))
+			}
 		}
 	}
 	return append(append(found, conflicts(set, changed)...), crowded(set, changed)...)
+}
+
+// edited reports whether a document that changed, and is still there, stands above at.
+func edited(set Set, changed []engine.Scope, at engine.Scope) bool {
+	return slices.ContainsFunc(changed, func(wider engine.Scope) bool {
+		_, ok := set[wider]
+		return ok && wider.Contains(at)
+	})
+}
+
+// news returns the violations at a scope that were not there before.
+func news(broken []engine.Violation, before Set, at engine.Scope) []engine.Violation {
+	if len(broken) == 0 {
+		return nil
+	}
+	had := engine.ValidateMerged(engine.Merge(at, Path(before, at)))
+	return slices.DeleteFunc(broken, func(v engine.Violation) bool { return slices.Contains(had, v) })
 }
 
 func conflicts(set Set, changed []engine.Scope) []fault.Violation {
