@@ -57,18 +57,26 @@ func newEdge(cfg config.Config, logger *slog.Logger, hub *push.Hub, services ...
 
 func (e *edge) serve(l net.Listener) error {
 	if e.lean == nil {
-		return e.server.Serve(l)
+		return stopped(e.server.Serve(l))
 	}
 	var both errgroup.Group
 	both.Go(func() error {
 		// Only the lean server closes it, which says itself when that is a failure.
 		if err := e.server.Serve(e.lean.Others()); !errors.Is(err, net.ErrClosed) {
-			return err
+			return stopped(err)
 		}
 		return nil
 	})
 	both.Go(func() error { return e.lean.Serve(l) })
 	return both.Wait()
+}
+
+// stopped forgives a server that was told to stop before it began.
+func stopped(err error) error {
+	if errors.Is(err, grpc.ErrServerStopped) {
+		return nil
+	}
+	return err
 }
 
 // stop lets requests finish, and cuts what is left when ctx ends.
