@@ -4,7 +4,6 @@ package peer
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/policyd/policyd/internal/store"
 	"github.com/policyd/policyd/internal/wire"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+	sdkwire "github.com/policyd/policyd/sdk/go/wire"
 )
 
 const (
@@ -83,8 +83,6 @@ func (m *mirror) run(ctx context.Context) {
 	}
 }
 
-var errComplete = errors.New("the replica ended the stream")
-
 // follow receives until the stream breaks.
 func (m *mirror) follow(ctx context.Context) error {
 	conn, err := dial(m.peer.Address)
@@ -100,7 +98,7 @@ func (m *mirror) follow(ctx context.Context) error {
 	for complete := false; ; {
 		message, err := stream.Recv()
 		if err != nil {
-			return errors.Join(errComplete, err)
+			return err
 		}
 		instances := readInstances(message, time.Now())
 		switch {
@@ -125,11 +123,9 @@ func readInstances(m *policydv1.WatchFleetResponse, now time.Time) []fleet.Insta
 	for _, p := range m.GetInstances() {
 		in := wire.Instance(p.GetInstance())
 		in.Drill = p.GetDrill()
-		if p.GetBackBy() != nil {
-			in.BackBy = p.GetBackBy().AsTime()
-		}
+		in.BackBy, in.ReportedAt = sdkwire.Time(p.GetBackBy()), sdkwire.Time(p.GetReportedAt())
 		if p.GetReport() != nil {
-			in.Report, in.ReportedAt = wire.Report(p.GetReport()), p.GetReportedAt().AsTime()
+			in.Report = wire.Report(p.GetReport())
 		}
 		for _, t := range []*time.Time{&in.Since, &in.ConnectedAt, &in.LastSeen, &in.ReportedAt, &in.BackBy} {
 			if !t.IsZero() {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/policyd/policyd/internal/admin"
 	"github.com/policyd/policyd/internal/fault"
@@ -14,6 +13,7 @@ import (
 	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/internal/wire"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+	sdkwire "github.com/policyd/policyd/sdk/go/wire"
 )
 
 // duration reads a duration; absent is 0.
@@ -26,13 +26,6 @@ func duration(path string, d *durationpb.Duration) (time.Duration, error) {
 	}
 	// Beyond 292 years it saturates, which every rule refuses.
 	return d.AsDuration(), nil
-}
-
-func timestamp(t time.Time) *timestamppb.Timestamp {
-	if t.IsZero() {
-		return nil
-	}
-	return timestamppb.New(t)
 }
 
 func counts(m map[string]int) map[string]int64 {
@@ -79,7 +72,7 @@ func changeResultProto(r *admin.ChangeResult) *policydv1.ChangeResult {
 }
 
 func originProto(o admin.Origin) *policydv1.Origin {
-	return &policydv1.Origin{From: o.From, Revision: int64(o.Revision), By: wire.ActorProto(o.By), At: timestamp(o.At)}
+	return &policydv1.Origin{From: o.From, Revision: int64(o.Revision), By: wire.ActorProto(o.By), At: sdkwire.Timestamp(o.At)}
 }
 
 func effectiveValueProto(v *admin.EffectiveValue) *policydv1.EffectiveValue {
@@ -138,7 +131,7 @@ func peersProto(all []fleet.Peer) []*policydv1.PeerStatus {
 	out := make([]*policydv1.PeerStatus, len(all))
 	for i, p := range all {
 		out[i] = &policydv1.PeerStatus{
-			Id: p.ID, Address: p.Address, Version: p.Version, StartedAt: timestamp(p.StartedAt), Silent: p.Silent,
+			Id: p.ID, Address: p.Address, Version: p.Version, StartedAt: sdkwire.Timestamp(p.StartedAt), Silent: p.Silent,
 		}
 	}
 	return out
@@ -164,7 +157,7 @@ func trafficProto(t *admin.Traffic) *policydv1.Traffic {
 func conflictProto(e *policy.ConflictError) *policydv1.Conflict {
 	out := &policydv1.Conflict{
 		Scope: string(e.Scope), ExpectedRevision: int64(e.Expected), CurrentRevision: int64(e.Current),
-		By: wire.ActorProto(e.By), At: timestamp(e.At),
+		By: wire.ActorProto(e.By), At: sdkwire.Timestamp(e.At),
 	}
 	if e.Policy != nil {
 		out.Current = wire.PolicyProto(e.Policy)

@@ -20,6 +20,7 @@ import (
 	"github.com/policyd/policyd/internal/wire"
 	"github.com/policyd/policyd/sdk/go/engine"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+	sdkwire "github.com/policyd/policyd/sdk/go/wire"
 )
 
 // MaxMessageBytes bounds a request: 100 documents of 64 KiB and what surrounds them.
@@ -262,7 +263,7 @@ func (s *Server) GetInstance(ctx context.Context, in *policydv1.GetInstanceReque
 	}
 	out := &policydv1.GetInstanceResponse{Instance: wire.InstanceProto(&found)}
 	if found.Report != nil {
-		out.Report, out.ReportedAt = wire.ReportProto(found.Report), timestamp(found.ReportedAt)
+		out.Report, out.ReportedAt = wire.ReportProto(found.Report), sdkwire.Timestamp(found.ReportedAt)
 	}
 	return out, nil
 }
@@ -289,7 +290,7 @@ func (s *Server) GetStatus(ctx context.Context, in *policydv1.GetStatusRequest) 
 	}
 	out := &policydv1.GetStatusResponse{
 		Revision: int64(st.Revision), Epoch: string(st.Epoch), ServerTime: timestamppb.New(st.ServerTime),
-		StoreStale: st.StoreStale, StoreAsOf: timestamp(st.StoreAsOf),
+		StoreStale: st.StoreStale, StoreAsOf: sdkwire.Timestamp(st.StoreAsOf),
 		Switches: switchStatusesProto(st.Switches), Fleet: progressProto(st.Fleet), Traffic: trafficProto(&st.Traffic),
 		Version: st.Version, OutboxBacklog: st.Backlog, Peers: peersProto(st.Peers),
 	}
