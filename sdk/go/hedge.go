@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/replay"
 	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
@@ -21,7 +22,7 @@ type race struct {
 	ctx    context.Context //nolint:containedctx // the caller's, as long as the call
 	launch func(m *mark) (send func(), of *entrant)
 	judge  func(*entrant) engine.Outcome
-	body   *requestBody // to be sent again; nil for none
+	body   *replay.Body // to be sent again; nil for none
 
 	arrived chan *entrant
 	live    []*entrant
@@ -101,12 +102,12 @@ func (r *race) run(m *mark, after time.Duration) *entrant {
 // hedge sends another attempt, if the engine lets it.
 func (r *race) hedge() bool {
 	k := r.call
-	if r.body.prepare(r.ctx) != nil {
+	if r.body.Prepare(r.ctx) != nil {
 		return false
 	}
 	d := k.engine.Hedge(k.client.now())
 	if k.note(d); !d.Proceed {
-		r.body.spare()
+		r.body.Spare()
 		return false
 	}
 	m := &mark{Context: r.ctx, config: k.mark.config, call: k, number: k.engine.Attempts(), hedge: true}
@@ -199,7 +200,7 @@ func (x *exchange) race(ctx context.Context, m *mark, body io.ReadCloser, after 
 	r.launch = func(m *mark) (func(), *entrant) { //nolint:contextcheck // m is ctx
 		n := &entrant{}
 		if m.hedge {
-			body = x.body.next()
+			body = x.body.Next()
 		}
 		own := m.Context
 		x.arm(own, m, &n.sent)

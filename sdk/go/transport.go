@@ -9,7 +9,11 @@ import (
 	"net/http"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/replay"
 )
+
+// defaultMaxReplay is how much of a request body is kept in memory for a repeat.
+const defaultMaxReplay = 1 << 20
 
 // Transport wraps base (nil means http.DefaultTransport) with the policies of [Default],
 // or of the client that [Using] put into a request's context.
@@ -62,7 +66,7 @@ type exchange struct {
 	call
 	base   http.RoundTripper
 	req    *http.Request // the caller's
-	body   *requestBody  // nil for an empty one
+	body   *replay.Body  // nil for an empty one
 	header *headerKey    // to be added; nil for none
 }
 
@@ -118,10 +122,10 @@ func (x *exchange) start(ctx context.Context, cfg *callConfig, maxReplay int64) 
 		o.Keyed = x.key != ""
 	}
 	if x.req.Body != nil {
-		x.body = newRequestBody(x.req, x.replayLimit(o, maxReplay))
+		x.body = replay.New(x.req, x.replayLimit(o, maxReplay))
 	}
 	if err := x.beginOr(ctx, x.req.Cancel, o); err != nil { //nolint:staticcheck // callers may still set Cancel
-		x.body.done()
+		x.body.Done()
 		return err
 	}
 	return nil
@@ -143,30 +147,30 @@ func (x *exchange) replayLimit(o engine.CallOptions, limit int64) int64 {
 // passed on once the attempt is settled.
 func (x *exchange) run(ctx context.Context) (*http.Response, error) {
 	defer x.guard()
-	body := x.body.first()
+	body := x.body.First()
 	for attempt := &x.mark; ; attempt = x.next(ctx) {
 		var s sent
-		if after, ok := x.hedges(); ok && x.body.parallel() {
+		if after, ok := x.hedges(); ok && x.body.Parallel() {
 			s = x.race(ctx, attempt, body, after)
 		} else {
 			s = x.send(ctx, attempt, body)
 		}
-		again, err := x.after(ctx, x.req.Cancel, &s, x.judge(&s), x.body.prepare) //nolint:staticcheck // callers may still set Cancel
+		again, err := x.after(ctx, x.req.Cancel, &s, x.judge(&s), x.body.Prepare) //nolint:staticcheck // callers may still set Cancel
 		if !again {
-			x.body.done()
+			x.body.Done()
 			if err != nil {
 				return nil, err
 			}
 			return s.resp, nil
 		}
-		body = x.body.next()
+		body = x.body.Next()
 	}
 }
 
 func (x *exchange) guard() {
 	if !x.ended.Load() {
 		x.panicked()
-		x.body.done()
+		x.body.Done()
 	}
 }
 
@@ -248,6 +252,6 @@ func (x *exchange) judge(s *sent) engine.Outcome {
 			o.Kind, o.Network, o.NotSent = engine.OutcomeNetwork, kind, notSent
 		}
 	}
-	o.BodyLost = !x.body.replayable()
+	o.BodyLost = !x.body.Replayable()
 	return o
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyd
+package replay
 
 import (
 	"bytes"
@@ -57,11 +57,11 @@ func read(t *testing.T, r io.ReadCloser) string {
 	return string(all)
 }
 
-func nextBody(b *requestBody) (io.ReadCloser, error) {
-	if err := b.prepare(context.Background()); err != nil {
+func nextBody(b *Body) (io.ReadCloser, error) {
+	if err := b.Prepare(context.Background()); err != nil {
 		return nil, err
 	}
-	return b.next(), nil
+	return b.Next(), nil
 }
 
 func TestBody_without_GetBody_is_whole_in_each_attempt(t *testing.T) {
@@ -69,8 +69,8 @@ func TestBody_without_GetBody_is_whole_in_each_attempt(t *testing.T) {
 	for name, readFirst := range map[string]int{"all of it": 10, "a part of it": 4, "nothing": 0} {
 		t.Run("the attempt before read "+name, func(t *testing.T) {
 			src := &onceBody{Reader: strings.NewReader(text)}
-			body := newRequestBody(requestWith(t, src, 10), 10)
-			first := body.first()
+			body := New(requestWith(t, src, 10), 10)
+			first := body.First()
 			if _, err := io.ReadFull(first, make([]byte, readFirst)); err != nil {
 				t.Fatal(err)
 			}
@@ -84,14 +84,14 @@ func TestBody_without_GetBody_is_whole_in_each_attempt(t *testing.T) {
 					t.Fatalf("attempt got %q, want %q", got, text)
 				}
 			}
-			if n, err := first.Read(make([]byte, 4)); n != 0 || !errors.Is(err, errBodyTaken) {
+			if n, err := first.Read(make([]byte, 4)); n != 0 || !errors.Is(err, errTaken) {
 				t.Fatalf("reader of an earlier attempt got %d bytes, %v", n, err)
 			}
 			if src.closes() != 0 {
 				t.Fatal("closed before the call is done")
 			}
-			body.done()
-			body.done()
+			body.Done()
+			body.Done()
 			if src.closes() != 1 {
 				t.Fatalf("closed %d times", src.closes())
 			}
@@ -104,20 +104,20 @@ func TestBody_over_the_limit_is_sent_once_and_whole(t *testing.T) {
 	for name, length := range map[string]int64{"known length": 100, "unknown length": -1} {
 		t.Run(name, func(t *testing.T) {
 			src := &onceBody{Reader: strings.NewReader(text)}
-			body := newRequestBody(requestWith(t, src, length), 99)
-			if !body.replayable() {
+			body := New(requestWith(t, src, length), 99)
+			if !body.Replayable() {
 				t.Fatal("an untouched body can be sent")
 			}
-			if got := read(t, body.first()); got != text {
+			if got := read(t, body.First()); got != text {
 				t.Fatalf("got %d bytes", len(got))
 			}
-			if body.replayable() {
+			if body.Replayable() {
 				t.Fatal("must not be replayable")
 			}
-			if _, err := nextBody(body); !errors.Is(err, errBodyTaken) {
+			if _, err := nextBody(body); !errors.Is(err, errTaken) {
 				t.Fatalf("next: %v", err)
 			}
-			body.done()
+			body.Done()
 			if src.closes() != 1 {
 				t.Fatalf("closed %d times", src.closes())
 			}
@@ -133,8 +133,8 @@ func TestBody_is_closed_when_no_attempt_is_made(t *testing.T) {
 			if getBody {
 				req.GetBody = func() (io.ReadCloser, error) { return http.NoBody, nil }
 			}
-			body := newRequestBody(req, 10)
-			body.done()
+			body := New(req, 10)
+			body.Done()
 			if src.closes() != 1 {
 				t.Fatalf("closed %d times", src.closes())
 			}
@@ -144,9 +144,9 @@ func TestBody_is_closed_when_no_attempt_is_made(t *testing.T) {
 
 func TestBody_of_the_last_attempt_is_closed_by_its_reader(t *testing.T) {
 	src := &onceBody{Reader: strings.NewReader("abc")}
-	body := newRequestBody(requestWith(t, src, 3), 10)
-	last := body.first()
-	body.done() // a transport may still be writing when the answer is there
+	body := New(requestWith(t, src, 3), 10)
+	last := body.First()
+	body.Done() // a transport may still be writing when the answer is there
 	if src.closes() != 0 {
 		t.Fatal("closed under a transport that still reads")
 	}
@@ -164,21 +164,21 @@ func (b blockedReader) Close() error             { close(b.gate); return nil }
 func TestBody_that_is_still_being_read_is_not_taken_over(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := blockedReader{make(chan struct{})}
-		body := newRequestBody(requestWith(t, src, -1), 10)
-		first := body.first()
+		body := New(requestWith(t, src, -1), 10)
+		first := body.First()
 		var wg sync.WaitGroup
 		wg.Go(func() { _, _ = first.Read(make([]byte, 1)) })
 		synctest.Wait()
-		if _, err := nextBody(body); !errors.Is(err, errBodyTaken) {
+		if _, err := nextBody(body); !errors.Is(err, errTaken) {
 			t.Fatalf("next: %v", err)
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		began := time.Now()
 		time.AfterFunc(time.Millisecond, cancel)
-		if err := body.prepare(ctx); err == nil || time.Since(began) != time.Millisecond {
+		if err := body.Prepare(ctx); err == nil || time.Since(began) != time.Millisecond {
 			t.Fatalf("a caller that left had to wait for %s: %v", time.Since(began), err)
 		}
-		body.done()
+		body.Done()
 		_ = first.Close() // unblocks the reader
 		wg.Wait()
 	})
@@ -187,9 +187,9 @@ func TestBody_that_is_still_being_read_is_not_taken_over(t *testing.T) {
 func TestBody_error_of_the_source_is_repeated(t *testing.T) {
 	broken := errors.New("disk gone")
 	src := &onceBody{Reader: io.MultiReader(strings.NewReader("ab"), errReader{broken})}
-	body := newRequestBody(requestWith(t, src, 10), 10)
+	body := New(requestWith(t, src, 10), 10)
 	for i := range 2 {
-		r := body.first()
+		r := body.First()
 		if i > 0 {
 			r, _ = nextBody(body)
 		}
@@ -198,7 +198,7 @@ func TestBody_error_of_the_source_is_repeated(t *testing.T) {
 			t.Fatalf("attempt %d: %q, %v", i+1, got.String(), err)
 		}
 	}
-	body.done()
+	body.Done()
 }
 
 type errReader struct{ err error }
@@ -209,8 +209,8 @@ func FuzzBody(f *testing.F) {
 	f.Add([]byte("hello"), uint8(3), uint8(2))
 	f.Fuzz(func(t *testing.T, data []byte, limit, part uint8) {
 		src := &onceBody{Reader: bytes.NewReader(data)}
-		body := newRequestBody(requestWith(t, src, -1), int64(limit))
-		first := body.first()
+		body := New(requestWith(t, src, -1), int64(limit))
+		first := body.First()
 		_, _ = io.ReadFull(first, make([]byte, min(int(part), len(data))))
 		_ = first.Close()
 		again, err := nextBody(body)
@@ -220,7 +220,7 @@ func FuzzBody(f *testing.F) {
 			}
 			_ = again.Close()
 		}
-		body.done()
+		body.Done()
 		if src.closes() != 1 {
 			t.Fatalf("closed %d times", src.closes())
 		}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policyd
+// Package replay gives each attempt of a call over HTTP the whole request body, or none.
+package replay
 
 import (
 	"context"
@@ -11,19 +12,16 @@ import (
 	"time"
 )
 
-// defaultMaxReplay is how much of a request body is kept in memory for a repeat.
-const defaultMaxReplay = 1 << 20
-
 // takeoverWait is how long a repeat waits for the reader of the attempt before it: one that
 // is in the middle of a read, on a busy machine, is not one that is stuck.
 const takeoverWait = time.Second
 
-// errBodyTaken is what an attempt that is over reads from the body.
-var errBodyTaken = errors.New("policyd: request body belongs to a later attempt")
+// errTaken is what an attempt that is over reads from the body.
+var errTaken = errors.New("policyd: request body belongs to a later attempt")
 
-// requestBody gives each attempt of a call the whole body, or none: never a part of it.
+// Body is the request body of one call. A nil one is that of a request without.
 // The caller's body is closed once, after its last use.
-type requestBody struct {
+type Body struct {
 	plain  io.ReadCloser                 // what the caller gave
 	again  func() (io.ReadCloser, error) // the request's GetBody
 	keep   *keptBody                     // without GetBody
@@ -31,29 +29,29 @@ type requestBody struct {
 	coming io.ReadCloser                 // for the next attempt
 }
 
-// newRequestBody prepares req's body, nil for an empty one. Up to limit bytes are kept if
+// New prepares req's body, nil for an empty one. Up to limit bytes are kept if
 // there is no GetBody; a negative limit is for a call that is sent once.
-func newRequestBody(req *http.Request, limit int64) *requestBody {
+func New(req *http.Request, limit int64) *Body {
 	switch {
 	case req.Body == nil || req.Body == http.NoBody:
 		return nil
 	case limit < 0:
-		return &requestBody{plain: req.Body}
+		return &Body{plain: req.Body}
 	case req.GetBody != nil:
-		return &requestBody{plain: req.Body, again: req.GetBody}
+		return &Body{plain: req.Body, again: req.GetBody}
 	}
 	if req.ContentLength > limit {
 		limit = 0
 	}
 	k := &keptBody{src: req.Body, limit: limit, size: req.ContentLength, reading: make(chan struct{}, 1)}
-	return &requestBody{plain: req.Body, keep: k}
+	return &Body{plain: req.Body, keep: k}
 }
 
-// replayable reports whether another attempt could have the whole body.
-func (b *requestBody) replayable() bool { return b == nil || b.keep == nil || b.keep.replayable() }
+// Replayable reports whether another attempt could have the whole body.
+func (b *Body) Replayable() bool { return b == nil || b.keep == nil || b.keep.replayable() }
 
-// first returns the body of the first attempt, nil for an empty one.
-func (b *requestBody) first() io.ReadCloser {
+// First returns the body of the first attempt, nil for an empty one.
+func (b *Body) First() io.ReadCloser {
 	if b == nil {
 		return nil
 	}
@@ -65,9 +63,9 @@ func (b *requestBody) first() io.ReadCloser {
 	return b.plain
 }
 
-// prepare readies the body for a further attempt. It fails with errBodyTaken or GetBody's
+// Prepare readies the body for a further attempt. It fails with errTaken or GetBody's
 // error when there is none.
-func (b *requestBody) prepare(ctx context.Context) (err error) {
+func (b *Body) Prepare(ctx context.Context) (err error) {
 	switch {
 	case b == nil:
 	case b.keep != nil:
@@ -75,28 +73,28 @@ func (b *requestBody) prepare(ctx context.Context) (err error) {
 			b.coming = r
 			return nil
 		}
-		return errBodyTaken
+		return errTaken
 	case b.again != nil:
 		b.coming, err = b.again()
 	default:
-		return errBodyTaken
+		return errTaken
 	}
 	return err
 }
 
-// spare closes what prepare has readied for an attempt that is not made.
-func (b *requestBody) spare() {
+// Spare closes what prepare has readied for an attempt that is not made.
+func (b *Body) Spare() {
 	if b != nil && b.coming != nil {
 		_ = b.coming.Close()
 		b.coming = nil
 	}
 }
 
-// parallel reports whether several attempts may read the body at once.
-func (b *requestBody) parallel() bool { return b == nil || b.again != nil }
+// Parallel reports whether several attempts may read the body at once.
+func (b *Body) Parallel() bool { return b == nil || b.again != nil }
 
-// next returns what prepare has readied.
-func (b *requestBody) next() io.ReadCloser {
+// Next returns what prepare has readied.
+func (b *Body) Next() io.ReadCloser {
 	if b == nil {
 		return nil
 	}
@@ -105,9 +103,9 @@ func (b *requestBody) next() io.ReadCloser {
 	return r
 }
 
-// done is called once, when no attempt follows: it lets the last reader close the
+// Done is called once, when no attempt follows: it lets the last reader close the
 // caller's body, and closes it if no attempt was made.
-func (b *requestBody) done() {
+func (b *Body) Done() {
 	if b == nil {
 		return
 	}
@@ -145,7 +143,7 @@ func (k *keptBody) replayable() bool {
 	return !k.lost
 }
 
-// next takes the body over from the attempt before. It fails if that one is still waiting
+// Next takes the body over from the attempt before. It fails if that one is still waiting
 // for bytes, or if bytes are lost.
 func (k *keptBody) next(ctx context.Context) (io.ReadCloser, bool) {
 	select {
@@ -219,7 +217,7 @@ func (r *keptReader) recorded(p []byte) (n int, done bool, err error) {
 	defer k.mu.Unlock()
 	switch {
 	case k.current != r:
-		return 0, true, errBodyTaken
+		return 0, true, errTaken
 	case r.closed:
 		return 0, true, http.ErrBodyReadAfterClose
 	case !k.lost && r.off < len(k.kept):
