@@ -5,78 +5,32 @@ package policyd
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
 )
 
 // call is one call on its way: the shell around the engine's decisions. It belongs to one
-// goroutine until it has ended; then it is read-only.
+// goroutine and is gone when its method returns: what others may keep is in its record.
 type call struct {
-	client *Client
-	ep     *endpoint
-	engine engine.Call
-	mark   mark // context of the first attempt
-	began  engine.Instant
-	waited time.Duration
-	key    string
-	tries  int  // that may be made
-	quiet  bool // one attempt, as the caller or a call around it wants; its outcome is not ours
-	// passive: decisions are made but do not act, so attempts are left as they are.
-	passive bool
-	inner   bool  // within an attempt of another call
-	last    error // of the attempt before
+	client    *Client
+	ep        *endpoint
+	engine    engine.Call
+	record    *record // nil until the first attempt
+	inherited *callConfig
+	began     engine.Instant
+	waited    time.Duration
+	key       string
+	tries     int
+	quiet     bool
+	passive   bool
+	inner     bool  // within an attempt of another call
+	ended     bool  // with code
+	last      error // of the attempt before
 	// decided is what a race of attempts came to.
-	decided *engine.Decision
-	ended   atomic.Bool
-	// when it has ended
+	decided  *engine.Decision
 	code     Code
 	revision int64
-}
-
-// mark is the context of an attempt, or of calls with options.
-type mark struct {
-	context.Context //nolint:containedctx // it is one
-	config          *callConfig
-	call            *call
-	number          int // of the attempt
-	hedge           bool
-}
-
-type markKey struct{}
-
-func (m *mark) Value(key any) any {
-	if key == (markKey{}) {
-		return m
-	}
-	return m.Context.Value(key)
-}
-
-// markOf returns the innermost mark of ctx, nil without one.
-func markOf(ctx context.Context) *mark {
-	m, _ := ctx.Value(markKey{}).(*mark)
-	return m
-}
-
-// options returns the options that ctx carries, nil for none.
-func (m *mark) options() *callConfig {
-	if m == nil {
-		return nil
-	}
-	return m.config
-}
-
-// running returns the call that is in progress around m, nil without one.
-func (m *mark) running() *call {
-	if m == nil || m.call == nil || m.call.ended.Load() {
-		return nil
-	}
-	return m.call
-}
-
-func (m *mark) attempt() Attempt {
-	return Attempt{Number: m.number, Max: m.call.tries, IdempotencyKey: m.call.key, Hedge: m.hedge}
 }
 
 // now is the present moment on the endpoints' time line.
@@ -104,16 +58,20 @@ func (k *call) init(c *Client, ep *endpoint, m *mark, cfg *callConfig) {
 	if k.inner || cfg != nil && cfg.oneTry {
 		k.quiet, k.tries = true, 1
 	}
-	if m != nil {
-		k.mark.config = m.config
-	}
-	k.mark.call = k
+	k.inherited = m.options()
 }
 
 // begin asks for the first attempt. When it is refused, the error says why and the call is
 // over.
 func (k *call) begin(ctx context.Context, o engine.CallOptions) error {
 	return k.beginOr(ctx, nil, o)
+}
+
+// put makes the record of the call; ctx is the caller's.
+func (k *call) put(ctx context.Context, number int) *mark {
+	k.record = &record{ep: k.ep, key: k.key, tries: k.tries, quiet: k.quiet, passive: k.passive}
+	k.record.first = mark{Context: ctx, config: k.inherited, of: k.record, number: number}
+	return &k.record.first
 }
 
 // beginOr is begin for a caller that may also leave by cancelled.
@@ -133,8 +91,7 @@ func (k *call) beginOr(ctx context.Context, cancelled <-chan struct{}, o engine.
 	}
 	k.note(d)
 	if d.Proceed {
-		k.mark.Context, k.mark.number = ctx, 1
-		k.starts(&k.mark)
+		k.starts(k.put(ctx, 1))
 		return nil
 	}
 	k.end(Code(d.Code))
@@ -167,13 +124,16 @@ func (k *call) note(d *engine.Decision) {
 
 // end makes the outcome final.
 func (k *call) end(code Code) {
-	k.code, k.revision = code, k.client.revision()
-	k.ended.Store(true)
+	k.code, k.revision, k.ended = code, k.client.revision(), true
+	if r := k.record; r != nil {
+		r.attempts, r.waited, r.code, r.revision = k.sends(), k.waited, k.code, k.revision
+		r.ended.Store(true)
+	}
 }
 
 // sends is how many attempts were made.
 func (k *call) sends() int {
-	if k.mark.Context == nil { // refused
+	if k.record == nil { // refused
 		return 0
 	}
 	return k.engine.Attempts()
@@ -341,7 +301,7 @@ func (k *call) retrying(ctx context.Context, d *engine.Decision, cause error, st
 
 // next returns the context of a further attempt.
 func (k *call) next(ctx context.Context) *mark {
-	m := &mark{Context: ctx, config: k.mark.config, call: k, number: k.engine.Attempts()}
+	m := &mark{Context: ctx, config: k.inherited, of: k.record, number: k.engine.Attempts()}
 	k.starts(m)
 	return m
 }
@@ -382,7 +342,7 @@ func (k *call) arm(ctx context.Context, attempt *mark, s *sent) {
 }
 
 // disarm ends the time limit of an attempt that is over.
-func (k *call) disarm(ctx context.Context, s *sent) {
+func (s *sent) disarm(ctx context.Context) {
 	if s.timer == nil {
 		return
 	}

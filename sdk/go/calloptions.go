@@ -74,10 +74,11 @@ func Concurrent() CallOption {
 // WithCall returns a context whose calls, HTTP and [Do] alike, are treated as opts say.
 // Options already in ctx stay unless opts change them.
 func WithCall(ctx context.Context, opts ...CallOption) context.Context {
-	m := &mark{Context: ctx}
+	m := &mark{}
 	if outer := markOf(ctx); outer != nil {
-		*m = mark{Context: ctx, config: outer.config, call: outer.call, number: outer.number}
+		*m = *outer
 	}
+	m.Context = ctx
 	m.config = withOptions(m.config, opts)
 	return m
 }
@@ -106,7 +107,7 @@ type Attempt struct {
 // AttemptFrom tells which attempt of which call a context belongs to. ok is false outside
 // of a call.
 func AttemptFrom(ctx context.Context) (a Attempt, ok bool) {
-	if m := markOf(ctx); m != nil && m.call != nil {
+	if m := markOf(ctx); m != nil && m.of != nil {
 		return m.attempt(), true
 	}
 	return Attempt{}, false

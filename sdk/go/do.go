@@ -25,7 +25,8 @@ import (
 // Where fn returns an *http.Response, its status is judged as [Transport] does: the last
 // response is returned with a nil error, and its context lasts until its body is closed.
 func Do[T any](ctx context.Context, endpoint string, fn func(context.Context) (T, error), opts ...CallOption) (T, error) {
-	r := newRun(ctx, endpoint, opts)
+	var r run
+	r.prepare(ctx, endpoint, opts)
 	if r.nested {
 		return fn(ctx)
 	}
@@ -35,16 +36,16 @@ func Do[T any](ctx context.Context, endpoint string, fn func(context.Context) (T
 	}
 	defer r.guard()
 	_, response := any(&none).(**http.Response)
-	for attempt := &r.mark; ; attempt = r.next(ctx) {
+	for attempt := &r.record.first; ; attempt = r.next(ctx) {
 		var v T
 		var err error
 		if after, ok := r.parallel(); ok {
-			v = raceDo(ctx, r, attempt, after, fn)
+			v = raceDo(ctx, &r, attempt, after, fn)
 		} else {
 			r.sent = sent{}
 			r.open(ctx, attempt, response, &r.sent)
 			v, err = fn(attempt) //nolint:contextcheck // attempt is ctx
-			r.shut(ctx, attempt, v, err, &r.sent)
+			r.sent.shut(ctx, attempt, v, err)
 		}
 		again, err := r.after(ctx, nil, &r.sent, r.judge(), nil)
 		switch {
@@ -77,9 +78,9 @@ type run struct {
 	sent   sent // the attempt in progress
 }
 
-func newRun(ctx context.Context, endpoint string, opts []CallOption) *run {
+func (r *run) prepare(ctx context.Context, endpoint string, opts []CallOption) {
 	m := markOf(ctx)
-	r := &run{config: m.options()}
+	r.config = m.options()
 	if len(opts) > 0 {
 		r.config = withOptions(r.config, opts)
 	}
@@ -93,10 +94,9 @@ func newRun(ctx context.Context, endpoint string, opts []CallOption) *run {
 	ep := c.endpoint(endpoint) //nolint:contextcheck // the watch outlives the call that starts it
 	if outer := m.running(); outer != nil && outer.ep == ep {
 		r.nested = true
-		return r
+		return
 	}
 	r.init(c, ep, m, r.config)
-	return r
 }
 
 // start asks for the first attempt.
@@ -145,14 +145,14 @@ func (r *run) open(ctx context.Context, attempt *mark, response bool, s *sent) {
 }
 
 // shut takes what fn returned and ends the attempt's time limit.
-func (r *run) shut(ctx context.Context, attempt *mark, v any, err error, s *sent) {
+func (s *sent) shut(ctx context.Context, attempt *mark, v any, err error) {
 	s.resp, _ = v.(*http.Response)
 	s.err = err
 	if s.err != nil {
 		s.resp = nil
 	}
 	if s.timer != nil {
-		r.disarm(ctx, s)
+		s.disarm(ctx)
 	} else if s.cancel != nil {
 		var cut *timeoutError
 		if err != nil && errors.As(context.Cause(attempt.Context), &cut) && ctx.Err() == nil { //nolint:contextcheck // attempt is ctx with a limit
@@ -165,7 +165,7 @@ func (r *run) shut(ctx context.Context, attempt *mark, v any, err error, s *sent
 
 // guard settles the attempt of a fn that panicked.
 func (r *run) guard() {
-	if !r.ended.Load() {
+	if !r.ended {
 		r.panicked()
 		if r.sent.cancel != nil {
 			r.sent.cancel()

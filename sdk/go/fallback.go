@@ -70,7 +70,12 @@ func (x *exchange) fallBack(resp *http.Response, err error) (*http.Response, err
 }
 
 func (x *exchange) answer(f *engine.FallbackPolicy) *http.Response {
-	of := &mark{Context: x.req.Context(), config: x.mark.config, call: &x.call, number: x.sends()}
+	r := x.record
+	if r == nil { // refused
+		r = &record{ep: x.ep, key: x.key, tries: x.tries, code: x.code, revision: x.revision}
+		r.ended.Store(true)
+	}
+	of := &mark{Context: x.req.Context(), config: x.inherited, of: r, number: r.attempts}
 	resp := &http.Response{
 		Status: strconv.Itoa(f.Status) + " " + http.StatusText(f.Status), StatusCode: f.Status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: http.Header{}, ContentLength: int64(len(f.Body)), Body: http.NoBody, Request: x.req.WithContext(of),

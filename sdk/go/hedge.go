@@ -5,6 +5,7 @@ package policyd
 import (
 	"context"
 	"io"
+	"log/slog"
 	"net/http"
 	"runtime"
 	"sync"
@@ -18,14 +19,21 @@ import (
 // race is the attempts of a call that run at once, each on a goroutine of its own. The first
 // answer that no other attempt could better wins; the others are cancelled.
 type race struct {
-	call   *call
-	ctx    context.Context //nolint:containedctx // the caller's, as long as the call
-	launch func(m *mark) (send func(), of *entrant)
-	judge  func(*entrant) engine.Outcome
-	body   *replay.Body // to be sent again; nil for none
+	ctx  context.Context //nolint:containedctx // the caller's, as long as the call
+	body *replay.Body    // to be sent again; nil for none
+	goal *goal
+	live []*entrant
+}
 
+// launcher readies the attempt of m; send makes it.
+type launcher func(m *mark) (send func(), of *entrant)
+
+// goal is where attempts arrive. Their goroutines see nothing else of the call, which may be
+// over by then.
+type goal struct {
 	arrived chan *entrant
-	live    []*entrant
+	log     *slog.Logger
+	name    string // of the endpoint
 
 	mu   sync.Mutex
 	over bool // guarded by mu; what arrives now is thrown away
@@ -55,24 +63,24 @@ func (k *call) hedges() (time.Duration, bool) {
 
 // run makes the attempt of m, and others beside it while it is slow. It returns the one that
 // decides, settled if there were several.
-func (r *race) run(m *mark, after time.Duration) *entrant {
-	r.arrived = make(chan *entrant, maxAtOnce)
+func (r *race) run(k *call, m *mark, after time.Duration, launch launcher, judge func(*entrant) engine.Outcome) *entrant {
+	r.goal = &goal{arrived: make(chan *entrant, maxAtOnce), log: k.client.cfg.logger, name: k.ep.name}
 	defer r.end()
-	r.start(m)
+	r.start(m, launch)
 	timer := time.NewTimer(after)
 	defer timer.Stop()
-	k, several := r.call, false
+	several := false
 	for {
 		select {
 		case <-timer.C:
-			if r.ctx.Err() != nil || !r.hedge() {
+			if r.ctx.Err() != nil || !r.hedge(k, launch) {
 				continue
 			}
 			several = true
 			if next, ok := k.engine.HedgeAfter(); ok {
 				timer.Reset(next)
 			}
-		case n := <-r.arrived:
+		case n := <-r.goal.arrived:
 			r.drop(n)
 			switch {
 			case n.done:
@@ -81,7 +89,7 @@ func (r *race) run(m *mark, after time.Duration) *entrant {
 			default:
 				runtime.Goexit() // as the function did
 			}
-			o := r.judge(n)
+			o := judge(n)
 			if !several {
 				return n
 			}
@@ -100,8 +108,7 @@ func (r *race) run(m *mark, after time.Duration) *entrant {
 }
 
 // hedge sends another attempt, if the engine lets it.
-func (r *race) hedge() bool {
-	k := r.call
+func (r *race) hedge(k *call, launch launcher) bool {
 	if r.body.Prepare(r.ctx) != nil {
 		return false
 	}
@@ -110,24 +117,25 @@ func (r *race) hedge() bool {
 		r.body.Spare()
 		return false
 	}
-	m := &mark{Context: r.ctx, config: k.mark.config, call: k, number: k.engine.Attempts(), hedge: true}
+	m := &mark{Context: r.ctx, config: k.inherited, of: k.record, number: k.engine.Attempts(), hedge: true}
 	k.starts(m)
-	r.start(m)
+	r.start(m, launch)
 	return true
 }
 
-func (r *race) start(m *mark) {
+func (r *race) start(m *mark, launch launcher) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	m.Context = ctx
-	send, n := r.launch(m)
+	send, n := launch(m)
 	n.mark, n.cancel = m, cancel
 	r.live = append(r.live, n)
+	goal := r.goal
 	go func() {
 		defer func() {
 			if !n.done {
 				n.panicked = recover()
 			}
-			r.arrive(n)
+			goal.arrive(n)
 		}()
 		send()
 		n.done = true
@@ -135,19 +143,19 @@ func (r *race) start(m *mark) {
 }
 
 // arrive hands an attempt that is over to the caller, or throws it away.
-func (r *race) arrive(n *entrant) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.over {
-		r.arrived <- n
+func (g *goal) arrive(n *entrant) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.over {
+		g.arrived <- n
 		return
 	}
-	r.lose(n)
+	g.lose(n)
 }
 
-func (r *race) lose(n *entrant) {
+func (g *goal) lose(n *entrant) {
 	if n.panicked != nil {
-		r.call.client.cfg.logger.Error("an attempt that was no longer wanted panicked", "endpoint", r.call.ep.name, "panic", state.Printable(n.panicked))
+		g.log.Error("an attempt that was no longer wanted panicked", "endpoint", g.name, "panic", state.Printable(n.panicked))
 	}
 	if n.sent.timer != nil {
 		n.sent.timer.Stop()
@@ -178,16 +186,17 @@ func (r *race) drop(n *entrant) {
 
 // end cancels the attempts that are not wanted any more.
 func (r *race) end() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.over = true
+	g := r.goal
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.over = true
 	for _, n := range r.live {
 		n.cancel()
 	}
 	for {
 		select {
-		case n := <-r.arrived:
-			r.lose(n)
+		case n := <-g.arrived:
+			g.lose(n)
 		default:
 			return
 		}
@@ -196,8 +205,9 @@ func (r *race) end() {
 
 // race makes an attempt over HTTP and hedges beside it.
 func (x *exchange) race(ctx context.Context, m *mark, body io.ReadCloser, after time.Duration) sent {
-	r := race{call: &x.call, ctx: ctx, body: x.body}
-	r.launch = func(m *mark) (func(), *entrant) { //nolint:contextcheck // m is ctx
+	r := race{ctx: ctx, body: x.body}
+	base := x.base
+	launch := func(m *mark) (func(), *entrant) { //nolint:contextcheck // m is ctx
 		n := &entrant{}
 		if m.hedge {
 			body = x.body.Next()
@@ -205,10 +215,9 @@ func (x *exchange) race(ctx context.Context, m *mark, body io.ReadCloser, after 
 		own := m.Context
 		x.arm(own, m, &n.sent)
 		n.sent.req = x.request(m, body)
-		return func() { x.trip(own, &n.sent) }, n
+		return func() { n.sent.trip(own, base) }, n
 	}
-	r.judge = func(n *entrant) engine.Outcome { return x.judge(&n.sent) }
-	return r.run(m, after).sent
+	return r.run(&x.call, m, after, launch, func(n *entrant) engine.Outcome { return x.judge(&n.sent) }).sent
 }
 
 // settled is what a race came to, unless the caller has left since.
@@ -247,22 +256,21 @@ func (r *run) parallel() (time.Duration, bool) {
 func raceDo[T any](ctx context.Context, r *run, m *mark, after time.Duration, fn func(context.Context) (T, error)) T {
 	var none T
 	_, response := any(&none).(**http.Response)
-	c := race{call: &r.call, ctx: ctx}
-	c.launch = func(m *mark) (func(), *entrant) { //nolint:contextcheck // m is ctx
+	c := race{ctx: ctx}
+	launch := func(m *mark) (func(), *entrant) { //nolint:contextcheck // m is ctx
 		n := &entrant{}
 		own := m.Context
 		r.open(own, m, response, &n.sent)
 		return func() {
 			v, err := fn(m) //nolint:contextcheck // m is ctx
 			n.value = v
-			r.shut(own, m, v, err, &n.sent)
+			n.sent.shut(own, m, v, err)
 		}, n
 	}
-	c.judge = func(n *entrant) engine.Outcome {
+	n := c.run(&r.call, m, after, launch, func(n *entrant) engine.Outcome {
 		r.sent = n.sent
 		return r.judge()
-	}
-	n := c.run(m, after)
+	})
 	r.sent = n.sent
 	v, _ := n.value.(T)
 	return v

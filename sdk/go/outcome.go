@@ -24,11 +24,11 @@ func OutcomeOf(resp *http.Response) (o Outcome, ok bool) {
 		return Outcome{}, false
 	}
 	m := markOf(resp.Request.Context())
-	if m == nil || m.call == nil || !m.call.ended.Load() {
+	if m == nil || m.of == nil || !m.of.ended.Load() {
 		return Outcome{}, false
 	}
-	k := m.call
+	r := m.of
 	return Outcome{
-		Endpoint: k.ep.name, Attempts: k.sends(), Waited: k.waited, Code: k.code, Revision: k.revision,
+		Endpoint: r.ep.name, Attempts: r.attempts, Waited: r.waited, Code: r.code, Revision: r.revision,
 	}, true
 }

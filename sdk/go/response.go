@@ -120,7 +120,7 @@ func (s *sent) release(k *call) {
 	if s.resp == nil {
 		return
 	}
-	if s.req != nil && (s.resp.Request == nil || s.resp.Request != s.req && callOf(s.resp.Request) != k) {
+	if s.req != nil && (s.resp.Request == nil || s.resp.Request != s.req && recordOf(s.resp.Request) != k.record) {
 		s.resp.Request = s.req
 	}
 	if s.cancel == nil {
@@ -138,9 +138,9 @@ func (s *sent) release(k *call) {
 	s.resp.Body = body
 }
 
-func callOf(req *http.Request) *call {
+func recordOf(req *http.Request) *record {
 	if m := markOf(req.Context()); m != nil {
-		return m.call
+		return m.of
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ type rpc struct {
 	ctx     context.Context //nolint:containedctx // the caller's, as long as the call
 	method  seam.Method
 	config  *callConfig
-	outer   *call // an attempt of the same endpoint is in progress around it
+	outer   *record // an attempt of the same endpoint is in progress around it
 	attempt *mark
 	sent    sent
 	keyName string // metadata; empty when none is to be added
@@ -77,8 +77,11 @@ func (x *rpc) Begin() error {
 		}
 		o.Keyed = x.key != ""
 	}
-	x.attempt = &x.mark
-	return x.begin(x.ctx, o)
+	if err := x.begin(x.ctx, o); err != nil {
+		return err
+	}
+	x.attempt = &x.record.first
+	return nil
 }
 
 // keyHeader is the name of the metadata of a key.
@@ -201,7 +204,7 @@ func (x *rpc) Drop(panicked bool) {
 	switch {
 	case x.outer != nil:
 		return
-	case x.ended.Load():
+	case x.ended:
 	case panicked:
 		x.panicked()
 	default:

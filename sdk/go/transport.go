@@ -88,7 +88,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if outer := m.running(); outer != nil && outer.ep == ep {
 		return t.base.RoundTrip(outer.withKey(req)) // an attempt of a call that is counted already
 	}
-	x := &exchange{base: t.base, req: req}
+	x := exchange{base: t.base, req: req}
 	x.init(c, ep, m, cfg)
 	if err := x.start(ctx, cfg, t.cfg.maxReplay); err != nil {
 		if t.cfg.static {
@@ -148,7 +148,7 @@ func (x *exchange) replayLimit(o engine.CallOptions, limit int64) int64 {
 func (x *exchange) run(ctx context.Context) (*http.Response, error) {
 	defer x.guard()
 	body := x.body.First()
-	for attempt := &x.mark; ; attempt = x.next(ctx) {
+	for attempt := &x.record.first; ; attempt = x.next(ctx) {
 		var s sent
 		if after, ok := x.hedges(); ok && x.body.Parallel() {
 			s = x.race(ctx, attempt, body, after)
@@ -168,7 +168,7 @@ func (x *exchange) run(ctx context.Context) (*http.Response, error) {
 }
 
 func (x *exchange) guard() {
-	if !x.ended.Load() {
+	if !x.ended {
 		x.panicked()
 		x.body.Done()
 	}
@@ -178,20 +178,20 @@ func (x *exchange) guard() {
 func (x *exchange) send(ctx context.Context, attempt *mark, body io.ReadCloser) (s sent) {
 	x.arm(ctx, attempt, &s)
 	s.req = x.request(attempt, body) //nolint:contextcheck // attempt is ctx
-	x.trip(ctx, &s)
+	s.trip(ctx, x.base)
 	return s
 }
 
 // trip sends the request of an attempt and awaits its answer.
-func (x *exchange) trip(ctx context.Context, s *sent) {
-	s.resp, s.err = x.base.RoundTrip(s.req) //nolint:bodyclose // the caller does, or discard
+func (s *sent) trip(ctx context.Context, base http.RoundTripper) {
+	s.resp, s.err = base.RoundTrip(s.req) //nolint:bodyclose // the caller does, or discard
 	switch {
 	case s.err == nil && s.resp == nil:
 		s.err = errNoResponse
 	case s.err != nil && s.resp != nil: // against the contract, but bodies must not leak
 		s.fail(s.err)
 	}
-	x.disarm(ctx, s)
+	s.disarm(ctx)
 }
 
 var errNoResponse = errors.New("policyd: the transport returned neither a response nor an error")
@@ -220,11 +220,11 @@ func setHeader(req *http.Request, h headerKey) {
 }
 
 // withKey returns a request that bears the key of the call around it.
-func (k *call) withKey(req *http.Request) *http.Request {
-	if k.key == "" || k.passive {
+func (r *record) withKey(req *http.Request) *http.Request {
+	if r.key == "" || r.passive {
 		return req
 	}
-	h := keyOf(req, k.key, false, &k.ep.Policy().Idempotency.Key)
+	h := keyOf(req, r.key, false, &r.ep.Policy().Idempotency.Key)
 	if h.name == "" {
 		return req
 	}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyd
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+)
+
+// mark is the context of an attempt, or of calls with options.
+type mark struct {
+	context.Context //nolint:containedctx // it is one
+	config          *callConfig
+	of              *record // of the call; nil outside of one
+	number          int     // of the attempt
+	hedge           bool
+}
+
+// record is what outlives a call: the contexts of its attempts, and through them whoever
+// keeps one or its response, see this and nothing else of it. What stands before ended is
+// set before the first attempt is sent.
+type record struct {
+	first mark
+	ep    *endpoint
+	key   string
+	tries int // that may be made
+	// quiet: one attempt, as the caller or a call around it wants; its outcome is not ours.
+	quiet bool
+	// passive: decisions are made but do not act, so attempts are left as they are.
+	passive bool
+
+	ended atomic.Bool
+	// Once it has ended.
+	attempts int
+	waited   time.Duration
+	code     Code
+	revision int64
+}
+
+type markKey struct{}
+
+func (m *mark) Value(key any) any {
+	if key == (markKey{}) {
+		return m
+	}
+	return m.Context.Value(key)
+}
+
+// markOf returns the innermost mark of ctx, nil without one.
+func markOf(ctx context.Context) *mark {
+	m, _ := ctx.Value(markKey{}).(*mark)
+	return m
+}
+
+// options returns the options that ctx carries, nil for none.
+func (m *mark) options() *callConfig {
+	if m == nil {
+		return nil
+	}
+	return m.config
+}
+
+// running returns the call that is in progress around m, nil without one.
+func (m *mark) running() *record {
+	if m == nil || m.of == nil || m.of.ended.Load() {
+		return nil
+	}
+	return m.of
+}
+
+func (m *mark) attempt() Attempt {
+	return Attempt{Number: m.number, Max: m.of.tries, IdempotencyKey: m.of.key, Hedge: m.hedge}
+}
