@@ -38,6 +38,7 @@ type Fake struct {
 	client  *policyd.Client
 	control seam.Control
 	sent    attempts
+	random  *lockedRandom
 
 	// what operators have saved
 	revision  int64
@@ -53,10 +54,10 @@ type Fake struct {
 // closed when the test ends; inside of a synctest bubble, tb must be the bubble's.
 func New(tb testing.TB, yaml string) *Fake {
 	tb.Helper()
-	f := &Fake{t: tb, documents: map[engine.Scope]engine.Document{}, switches: map[string]engine.Switch{}}
-	random := &lockedRandom{source: rand.New(rand.NewPCG(1, 2))}
+	f := &Fake{t: tb, random: &lockedRandom{}, documents: map[engine.Scope]engine.Document{}, switches: map[string]engine.Switch{}}
+	f.Seed(1)
 	client, control := seam.Of().Fake(seam.FakeConfig{
-		Log: slog.New(slog.NewTextHandler(tb.Output(), nil)), Sent: f.sent.add, Random: random.next,
+		Log: slog.New(slog.NewTextHandler(tb.Output(), nil)), Sent: f.sent.add, Random: f.random.next,
 	})
 	f.client, _ = client.(*policyd.Client)
 	f.control = control
@@ -71,6 +72,10 @@ func New(tb testing.TB, yaml string) *Fake {
 
 // Client returns the client, always the same. It is live until Disconnect.
 func (f *Fake) Client() *policyd.Client { return f.client }
+
+// Seed starts the random numbers of the client anew. All fakes begin with the same ones: a
+// test with several of them, which shall not wait in step, gives each another seed.
+func (f *Fake) Seed(seed uint64) { f.random.seed(seed) }
 
 // Apply saves documents, as an operator does with policyctl apply: each replaces the one of
 // its scope, and all others stay. They are in force when Apply returns; while disconnected,
@@ -195,6 +200,12 @@ func (a *attempts) of(endpoint string) []policyd.Attempt {
 type lockedRandom struct {
 	mu     sync.Mutex
 	source *rand.Rand // guarded by mu
+}
+
+func (r *lockedRandom) seed(seed uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.source = rand.New(rand.NewPCG(seed, 2))
 }
 
 func (r *lockedRandom) next() uint64 {
