@@ -22,6 +22,9 @@ import (
 // method StatusCode() int or HTTPStatusCode() int; [Retryable], [RetryAfter], [NotSent]
 // and [Permanent] tell about others. A panic of fn is passed on.
 //
+// A function names no host: under breaker.per: host all calls of Do to an endpoint share one
+// breaker.
+//
 // Where fn returns an *http.Response, its status is judged as [Transport] does: the last
 // response is returned with a nil error, and its context lasts until its body is closed.
 func Do[T any](ctx context.Context, endpoint string, fn func(context.Context) (T, error), opts ...CallOption) (T, error) {

@@ -3,6 +3,8 @@
 package policyd
 
 import (
+	"net/url"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -76,6 +78,19 @@ func (c *Client) matchGRPC(fullMethod, host string) *endpoint {
 	default:
 		return c.unmatched(host)
 	}
+}
+
+// authority is the host of a URL as breaker.per: host tells hosts apart: in lower case, with
+// its port unless that is the scheme's own.
+func authority(u *url.URL) string {
+	host := u.Host
+	switch u.Scheme {
+	case "http":
+		host = strings.TrimSuffix(host, ":80")
+	case "https":
+		host = strings.TrimSuffix(host, ":443")
+	}
+	return strings.ToLower(clipName(host))
 }
 
 // clipName keeps what a name can take of memory small.

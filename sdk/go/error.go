@@ -54,6 +54,7 @@ type Error struct {
 	RetryAt  time.Time     // zero when unknown
 	Revision int64         // of the policies in force
 	Scope    string        // whose policy decided: "shop/payments", or "built-in"
+	Host     string        // whose breaker is open, under breaker.per: host
 	Switch   *Switch       // set when a kill switch decided
 	Err      error         // last upstream error, if any
 
@@ -89,6 +90,9 @@ func (e *Error) reason(b *strings.Builder) {
 		}
 	case CodeBreaker:
 		e.bySwitch(b)
+		if e.Host != "" {
+			fmt.Fprintf(b, " for %s", e.Host)
+		}
 		if !e.RetryAt.IsZero() && e.why.policy != nil && e.Switch == nil {
 			fmt.Fprintf(b, ", next probe in %s", short(max(e.why.wait, 0)))
 		}

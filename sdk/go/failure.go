@@ -21,6 +21,8 @@ func (k *call) failure(d *engine.Decision, last error, now engine.Instant) *Erro
 	if d.By != nil {
 		s := shown(d.By)
 		e.Switch = &s
+	} else if e.Code == CodeBreaker {
+		e.Host = k.engine.Host()
 	}
 	e.Scope = k.client.decider(k.ep, d)
 	return e

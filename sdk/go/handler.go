@@ -22,8 +22,20 @@ func (c *Client) Handler() http.Handler {
 	return page.Serve(func(endpoint string) page.Page { return c.page(endpoint, time.Now()) })
 }
 
-// maxShown bounds the endpoints on a page.
-const maxShown = 1_000
+// Bounds of a page: its endpoints, and the hosts of each.
+const (
+	maxShown      = 1_000
+	maxHostsShown = 20
+)
+
+// moment is wall for a page, nil for none.
+func (c *Client) moment(t engine.Instant) *time.Time {
+	at := c.wall(t)
+	if at.IsZero() {
+		return nil
+	}
+	return &at
+}
 
 func (c *Client) page(endpoint string, now time.Time) page.Page {
 	s := c.Status()
@@ -76,10 +88,11 @@ func (c *Client) pageEndpoints(now time.Time) (shown []page.Endpoint, omitted in
 			BudgetLeft: stats.Budget.Left, BudgetUsed: stats.Budget.Used, GateOpen: stats.Budget.GateOpen,
 			Calls: stats.Calls, Attempts: stats.Attempts(), Rescued: stats.Rescued, Failed: stats.Failed, Rejected: stats.Rejected,
 		}
-		if until := stats.Breaker.Until; until != 0 && until != engine.Never {
-			at := c.origin.Add(time.Duration(until)).Round(0)
-			line.Until = &at
+		for _, h := range stats.Hosts[:min(len(stats.Hosts), maxHostsShown)] {
+			line.Hosts = append(line.Hosts, page.Host{Host: state.Printable(h.Host), Breaker: h.State.String(), Rule: h.Rule.String(), Until: c.moment(h.Until)})
 		}
+		line.OmittedHosts = len(stats.Hosts) - len(line.Hosts)
+		line.Until = c.moment(stats.Breaker.Until)
 		for code, n := range totalsOf(&stats).suppressed {
 			if line.Suppressed == nil {
 				line.Suppressed = map[string]uint64{}

@@ -78,6 +78,7 @@ type RetryEvent struct {
 // BreakerEvent is a change of a breaker's state.
 type BreakerEvent struct {
 	Endpoint, From, To string
+	Host               string    // whose breaker it is under breaker.per: host; "" for that of the endpoint
 	Rule               string    // what opened it; empty otherwise
 	Until              time.Time // when an open breaker lets the first probe through
 }

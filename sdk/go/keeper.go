@@ -141,13 +141,19 @@ func (c *Client) announce(now time.Time) time.Duration {
 	return next
 }
 
-// breakerTurned tells of a change of a breaker's state; nil is none.
+// breakerTurned tells of changes of breakers' states; nil is none.
 func (c *Client) breakerTurned(e *endpoint, ch *engine.BreakerChange) {
-	if ch == nil {
-		return
+	for ; ch != nil; ch = ch.Next {
+		c.turned(e, ch)
 	}
-	event := BreakerEvent{Endpoint: e.name, From: ch.From.String(), To: ch.To.String(), Rule: ch.Rule.String()}
+}
+
+func (c *Client) turned(e *endpoint, ch *engine.BreakerChange) {
+	event := BreakerEvent{Endpoint: e.name, Host: ch.Host, From: ch.From.String(), To: ch.To.String(), Rule: ch.Rule.String()}
 	attrs := []any{"endpoint", e.name, "from", event.From}
+	if ch.Host != "" {
+		attrs = append(attrs, "host", state.Printable(ch.Host))
+	}
 	if event.Rule != "" {
 		attrs = append(attrs, "rule", event.Rule)
 	}

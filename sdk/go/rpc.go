@@ -58,6 +58,9 @@ func (x *rpc) Begin() error {
 	}
 	p := x.ep.Policy()
 	o := engine.CallOptions{}
+	if p.PerHost() {
+		o.Host = strings.ToLower(clipName(x.method.Host))
+	}
 	option := ""
 	if x.config != nil {
 		option = x.config.key

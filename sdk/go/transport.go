@@ -25,6 +25,10 @@ const defaultMaxReplay = 1 << 20
 // The timeouts of a policy bound the time until a response's headers are there. Its body
 // may take as long as the request's context allows: it can be a stream. The body has to be
 // closed, as ever.
+//
+// Under breaker.per: host an endpoint has a breaker for each host of request URLs, with its
+// port unless that is the scheme's own. Such calls, as those under a concurrency limit, take
+// the endpoint's lock.
 func Transport(base http.RoundTripper, opts ...TransportOption) http.RoundTripper {
 	return newTransport(nil, base, opts)
 }
@@ -107,6 +111,9 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 func (x *exchange) start(ctx context.Context, cfg *callConfig, maxReplay int64) error {
 	p := x.ep.Policy()
 	o := engine.CallOptions{Idempotent: p.Idempotency.Repeats(x.req.Method)}
+	if p.PerHost() {
+		o.Host = authority(x.req.URL)
+	}
 	option := ""
 	if cfg != nil {
 		option = cfg.key

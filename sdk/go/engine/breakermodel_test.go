@@ -169,11 +169,15 @@ func (m *slowBreaker) reaches(now, window time.Duration, least int, share int64,
 
 func TestBreaker_agrees_with_the_obvious_model(t *testing.T) {
 	for seed := range uint64(120) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { checkBreaker(t, rand.New(rand.NewPCG(seed, 13))) })
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { checkBreaker(t, rand.New(rand.NewPCG(seed, 13)), "") })
+		t.Run(fmt.Sprint("per host, seed ", seed), func(t *testing.T) {
+			checkBreaker(t, rand.New(rand.NewPCG(seed, 14)), "", "a", "b")
+		})
 	}
 }
 
-func checkBreaker(t *testing.T, rnd *rand.Rand) {
+// checkBreaker compares the engine with a model for each of hosts.
+func checkBreaker(t *testing.T, rnd *rand.Rand, hosts ...string) {
 	t.Helper()
 	p := b0(t)
 	span := func(lo, hi time.Duration) time.Duration { return lo + time.Duration(rnd.Int64N(int64(hi-lo))) }
@@ -190,11 +194,18 @@ func checkBreaker(t *testing.T, rnd *rand.Rand) {
 	if rnd.IntN(2) == 0 {
 		p.Timeouts.Attempt = span(100*time.Millisecond, 4*time.Second)
 	}
+	if len(hosts) > 1 {
+		p.Extras = &engine.Extras{BreakerPerHost: true}
+	}
 	r := rigOf(t, p)
-	m := &slowBreaker{p: b, attempt: p.Timeouts.Attempt, probes: map[int]time.Duration{}}
+	models := map[string]*slowBreaker{}
+	for _, host := range hosts {
+		models[host] = &slowBreaker{p: b, attempt: p.Timeouts.Attempt, probes: map[int]time.Duration{}}
+	}
 
 	type inFlight struct {
 		call  *engine.Call
+		of    *slowBreaker
 		model slowCall
 	}
 	var calls []inFlight
@@ -222,25 +233,43 @@ func checkBreaker(t *testing.T, rnd *rand.Rand) {
 				o, class = answers(404), engine.Refused
 			}
 			c.call.Settle(engine.Instant(now), o)
-			m.settle(c.model, now, class)
+			c.of.settle(c.model, now, class)
 		} else {
 			c := new(engine.Call)
-			got := r.Begin(c, engine.Instant(now), engine.CallOptions{}).Proceed
+			host := hosts[rnd.IntN(len(hosts))]
+			m := models[host]
+			got := r.Begin(c, engine.Instant(now), engine.CallOptions{Host: host}).Proceed
 			model, want := m.admit(now)
 			if got != want {
 				t.Fatalf("step %d at %s: admitted %v, want %v (%s)", step, now, got, want, m.state)
 			}
 			if got {
-				calls = append(calls, inFlight{c, model})
+				calls = append(calls, inFlight{c, m, model})
 			}
 		}
 		if rnd.IntN(20) == 0 {
-			m.pass(now)
 			s := r.Stats(engine.Instant(now))
-			if s.Breaker.State != m.state || m.state == engine.BreakerOpen && s.Breaker.Until != engine.Instant(m.until) ||
-				s.Breaker.Succeeded != m.good && m.state == engine.BreakerHalfOpen {
-				t.Fatalf("step %d at %s: %+v, want %s until %s", step, now, s.Breaker, m.state, m.until)
+			for host, m := range models {
+				m.pass(now)
+				have := s.Breaker
+				if len(hosts) > 1 {
+					have = hostStatus(s.Hosts, host)
+				}
+				if have.State != m.state || m.state == engine.BreakerOpen && have.Until != engine.Instant(m.until) ||
+					have.Succeeded != m.good && m.state == engine.BreakerHalfOpen {
+					t.Fatalf("step %d at %s: %+v, want %s until %s", step, now, have, m.state, m.until)
+				}
 			}
 		}
 	}
+}
+
+// hostStatus returns the breaker of one host, which is closed if it is not listed.
+func hostStatus(all []engine.HostStatus, host string) engine.BreakerStatus {
+	for _, h := range all {
+		if h.Host == host {
+			return h.BreakerStatus
+		}
+	}
+	return engine.BreakerStatus{}
 }

@@ -17,6 +17,8 @@ type CallOptions struct {
 	Keyed bool
 	// NoRetry: one attempt whatever the policy says.
 	NoRetry bool
+	// Host is what the call goes to, for breaker.per: host; "" is a host as well.
+	Host string
 }
 
 // Call is one call on its way. The order is Begin (and Enter, if it was queued), Settle, then for each retry Resume or
@@ -39,7 +41,8 @@ type Call struct {
 	keyed    bool
 	safe     bool
 	single   bool
-	slot     bool // holds one of the endpoint's
+	slot     bool         // holds one of the endpoint's
+	host     *hostBreaker // nil unless there is one for each host
 	more     *callExtras
 	decision Decision
 }
@@ -88,6 +91,11 @@ type BreakerChange struct {
 	Rule     Rule    // of the opening
 	Until    Instant // end of an open state, 0 if there is none
 	By       *Switch // behind a forced state
+	// Host whose breaker it is, under breaker.per: host; "" for that of the endpoint, and for
+	// what a switch does to all.
+	Host string
+	// Next is a change that became known at the same time; nil for none.
+	Next *BreakerChange
 }
 
 // Begin starts a call and decides on its first attempt. The Call is of use only if the
@@ -110,7 +118,7 @@ func (e *Endpoint) Begin(c *Call, now Instant, o CallOptions) *Decision {
 		return &c.decision
 	}
 	c.start(e, now, &o)
-	c.begin(now)
+	c.begin(now, o.Host)
 	return &c.decision
 }
 

@@ -38,7 +38,7 @@ func httpConflicts(all []endpointPattern, concerned func(Scope) bool) []MatchCon
 	type place struct{ host, first string }
 	byFirst, byHost := map[place][]int{}, map[string][]int{}
 	for i := range all {
-		at := place{all[i].host, all[i].first()}
+		at := place{all[i].Host, all[i].First()}
 		byFirst[at] = append(byFirst[at], i)
 		byHost[at.host] = append(byHost[at.host], i)
 	}
@@ -48,16 +48,16 @@ func httpConflicts(all []endpointPattern, concerned func(Scope) bool) []MatchCon
 		if !concerned(e.scope) {
 			continue
 		}
-		near := byHost[e.host]
-		if first := e.first(); first != "" {
-			near = slices.Concat(byFirst[place{e.host, first}], byFirst[place{e.host, ""}])
+		near := byHost[e.Host]
+		if first := e.First(); first != "" {
+			near = slices.Concat(byFirst[place{e.Host, first}], byFirst[place{e.Host, ""}])
 		}
 		for _, j := range near {
 			other := &all[j]
 			if i == j || j < i && concerned(other.scope) { // the pair was seen from the other side
 				continue
 			}
-			if e.host == "" && e.scope.Namespace() != other.scope.Namespace() || !e.conflicts(&other.pattern) {
+			if e.Host == "" && e.scope.Namespace() != other.scope.Namespace() || !e.Conflicts(&other.Pattern) {
 				continue
 			}
 			found = append(found, MatchConflict{min(e.scope, other.scope), max(e.scope, other.scope), MatchHTTPPath})
@@ -65,9 +65,6 @@ func httpConflicts(all []endpointPattern, concerned func(Scope) bool) []MatchCon
 	}
 	return found
 }
-
-// first returns the literal that a pattern starts with, "" for a wildcard.
-func (p *pattern) first() string { return p.segments[0].text }
 
 func grpcConflicts(documents []Document, concerned func(Scope) bool) []MatchConflict {
 	type claim struct{ namespace, method string }

@@ -3,11 +3,11 @@
 package engine
 
 // begin decides on the first attempt under the lock.
-func (c *Call) begin(now Instant) {
+func (c *Call) begin(now Instant, host string) {
 	e, d := c.e, &c.decision
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	now = e.tick(now)
+	now = c.at(host, now)
 	eff := e.effects(now)
 	*d = Decision{}
 	switch {
@@ -16,7 +16,7 @@ func (c *Call) begin(now Instant) {
 	case !d.Queued:
 		c.refuse()
 	}
-	d.Breaker = e.leave(now, &eff)
+	d.Breaker = c.leave(now, &eff)
 }
 
 // first decides on the first attempt of a call that may run.
@@ -48,7 +48,8 @@ func (c *Call) refuse() {
 func (c *Call) admit(now Instant, eff *Effects, first bool) Decision {
 	e := c.e
 	p := e.policy.Load()
-	c.attempt = report{generation: e.breaker.generation}
+	b := c.breaker()
+	c.attempt = report{generation: b.generation}
 	c.counts = true
 	if e.mode == ModeOff {
 		c.counts = false
@@ -59,10 +60,10 @@ func (c *Call) admit(now Instant, eff *Effects, first bool) Decision {
 	case eff.ForcedOpen && !first, first && eff.First < Million && !chance(e.random(), eff.First):
 		forced = true
 	case eff.ForcedClosed:
-		c.counts = e.breaker.state == BreakerClosed
+		c.counts = b.state == BreakerClosed
 		return Decision{Proceed: true}
 	case p.Breaker.Enabled:
-		probe, ok := e.breaker.admit(&p.Breaker, now, e.random)
+		probe, ok := b.admit(&p.Breaker, now, e.random)
 		if ok {
 			c.attempt.probe = probe
 			return Decision{Proceed: true}
@@ -71,7 +72,7 @@ func (c *Call) admit(now Instant, eff *Effects, first bool) Decision {
 		return Decision{Proceed: true}
 	}
 	d := Decision{Code: CodeBreaker}
-	e.blame(&d, forced, eff)
+	c.blame(&d, forced, eff)
 	if e.observes() {
 		c.counts = false
 		d.Proceed, d.Observed = true, true
@@ -83,17 +84,18 @@ func (c *Call) admit(now Instant, eff *Effects, first bool) Decision {
 }
 
 // blame says who is behind CodeBreaker and when to try again.
-func (e *Endpoint) blame(d *Decision, forced bool, eff *Effects) {
+func (c *Call) blame(d *Decision, forced bool, eff *Effects) {
 	if forced {
 		d.By = eff.FirstBy
 		if eff.ForcedOpen {
-			d.RetryAt = e.instant(d.By.Ends)
+			d.RetryAt = c.e.instant(d.By.Ends)
 		}
 		return
 	}
-	d.Rule = e.breaker.rule
-	if e.breaker.state == BreakerOpen {
-		d.RetryAt = e.breaker.until
+	b := c.breaker()
+	d.Rule = b.rule
+	if b.state == BreakerOpen {
+		d.RetryAt = b.until
 	}
 }
 
@@ -119,18 +121,26 @@ func (e *Endpoint) transition(eff *Effects) *BreakerChange {
 	}
 	change := &BreakerChange{From: e.reported, To: s}
 	switch s {
-	case BreakerOpen:
-		change.Rule, change.Until = e.breaker.rule, e.breaker.until
-	case BreakerHalfOpen:
-		change.Rule = e.breaker.rule
 	case BreakerForcedOpen:
 		change.By = eff.FirstBy
 	case BreakerForcedClosed:
 		change.By = eff.ClosedBy
 	default:
+		e.breaker.explain(change)
 	}
 	e.reported = s
 	return change
+}
+
+// explain says why a breaker went into the state that it is in, and until when.
+func (b *breaker) explain(ch *BreakerChange) {
+	switch ch.To {
+	case BreakerOpen:
+		ch.Rule, ch.Until = b.rule, b.until
+	case BreakerHalfOpen:
+		ch.Rule = b.rule
+	default:
+	}
 }
 
 // settle takes the outcome of an attempt under the lock.
@@ -139,11 +149,11 @@ func (c *Call) settle(now Instant, o *Outcome) {
 	*d = Decision{}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	now = e.tick(now)
+	now = c.tick(now)
 	eff := e.effects(now)
 	c.loseOthers(now)
 	c.conclude(now, c.attempts, o, &eff)
-	d.Breaker = e.leave(now, &eff)
+	d.Breaker = c.leave(now, &eff)
 }
 
 // count takes the outcome of an attempt into the breaker and the counters.
@@ -153,7 +163,7 @@ func (c *Call) count(now Instant, number uint8, o *Outcome) (class Class, retrya
 	class, retryable = o.classify(c.p, c.keyed)
 	if c.counts && p.Breaker.Enabled {
 		c.attempt.class = class
-		e.breaker.settle(&p.Breaker, c.attempt, now, e.random)
+		c.breaker().settle(&p.Breaker, c.attempt, now, e.random)
 	}
 	e.counters.attempt(class, number)
 	return class, retryable
@@ -195,9 +205,9 @@ func (c *Call) decide(now Instant, o *Outcome, eff *Effects) Decision {
 	}
 	why := none
 	switch {
-	case e.breakerShut(eff):
+	case c.breakerShut(eff):
 		why = byBreaker
-		e.blame(&d, eff.ForcedOpen, eff)
+		c.blame(&d, eff.ForcedOpen, eff)
 	case c.single || int(c.attempts) >= c.p.MaxAttempts:
 		why = byAttempts
 	case eff.Retry == 0 || eff.Retry < Million && !chance(e.random(), eff.Retry):
@@ -244,8 +254,8 @@ func (c *Call) decide(now Instant, o *Outcome, eff *Effects) Decision {
 }
 
 // breakerShut reports whether the breaker lets nothing through.
-func (e *Endpoint) breakerShut(eff *Effects) bool {
-	return eff.ForcedOpen || !eff.ForcedClosed && e.policy.Load().Breaker.Enabled && e.breaker.state == BreakerOpen
+func (c *Call) breakerShut(eff *Effects) bool {
+	return eff.ForcedOpen || !eff.ForcedClosed && c.e.policy.Load().Breaker.Enabled && c.breaker().state == BreakerOpen
 }
 
 // end counts how a call ended.
@@ -283,16 +293,16 @@ func (c *Call) resume(now Instant) {
 	e, d := c.e, &c.decision
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	now = e.tick(now)
+	now = c.tick(now)
 	eff := e.effects(now)
 	p := e.policy.Load()
 	e.budget.fit(&p.Budget, eff.Factor, now)
 	switch {
 	case e.mode == ModeOff:
-	case eff.Retry == 0 && !e.breakerShut(&eff):
+	case eff.Retry == 0 && !c.breakerShut(&eff):
 		d.Code, d.By = CodeDisabled, eff.RetryBy
 		e.counters.suppressed[bySwitch]++
-	case now >= c.Deadline() && !e.breakerShut(&eff):
+	case now >= c.Deadline() && !c.breakerShut(&eff):
 		d.Code = CodeDeadline
 		e.counters.suppressed[byDeadline]++
 	default:
@@ -307,7 +317,7 @@ func (c *Call) resume(now Instant) {
 		c.giveBack(&c.permit)
 		c.end(Failure)
 	}
-	d.Breaker = e.leave(now, &eff)
+	d.Breaker = c.leave(now, &eff)
 }
 
 // abandon ends a call that waits for a retry.
@@ -315,9 +325,9 @@ func (c *Call) abandon(now Instant) {
 	e := c.e
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	now = e.tick(now)
+	now = c.tick(now)
 	c.giveBack(&c.permit)
 	c.end(Failure)
 	eff := e.effects(now)
-	c.decision.Breaker = e.leave(now, &eff)
+	c.decision.Breaker = c.leave(now, &eff)
 }

@@ -141,6 +141,7 @@ func NewEndpoint(c Config, p *Policy, o Overlay, now Instant) *Endpoint {
 	e.gate = newGate(&p.Budget.SuccessGate, now)
 	e.breaker = newBreaker(&p.Breaker, now)
 	e.fitExtras(p)
+	e.fitHosts(p, p, now)
 	eff := e.effects(now)
 	e.reported = e.reports(&eff)
 	e.rearm(now, &eff)
@@ -165,6 +166,7 @@ func (e *Endpoint) Reload(p *Policy, o Overlay, m Mode, now Instant) *BreakerCha
 	e.budget.fit(&p.Budget, eff.Factor, now)
 	e.gate.fit(&p.Budget.SuccessGate, now)
 	e.breaker.fit(&old.Breaker, &p.Breaker, now)
+	e.fitHosts(old, p, now)
 	e.fitExtras(p)
 	e.tick(now)
 	return e.leave(now, &eff)
@@ -227,7 +229,14 @@ func (e *Endpoint) gather() {
 // on, and returns the change of the breaker's reported state, if any.
 func (e *Endpoint) leave(now Instant, eff *Effects) *BreakerChange {
 	e.rearm(now, eff)
-	return e.transition(eff)
+	change := e.transition(eff)
+	if e.more != nil && e.more.changes != nil {
+		if change != nil {
+			e.turned(change)
+		}
+		change, e.more.changes = e.more.changes, nil
+	}
+	return change
 }
 
 // rearm says what calls may do without the lock, and until when.

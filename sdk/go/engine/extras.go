@@ -2,6 +2,8 @@
 
 package engine
 
+import "github.com/policyd/policyd/sdk/go/internal/quantile"
+
 // Extras are the parts of a policy that most endpoints leave off. A policy that uses none
 // of them has none, so that it stays small.
 type Extras struct {
@@ -10,7 +12,9 @@ type Extras struct {
 	Fallback    FallbackPolicy
 	// BudgetShared: all endpoints of the service share one budget.
 	BudgetShared bool
-	Nested       NestedPolicy
+	// BreakerPerHost: the endpoint has a breaker for each host.
+	BreakerPerHost bool
+	Nested         NestedPolicy
 }
 
 // Equal reports whether two policies decide alike.
@@ -23,10 +27,15 @@ func (p *Policy) Equal(q *Policy) bool {
 }
 
 // locks reports whether calls have to be counted one by one, under the lock.
-func (x *Extras) locks() bool { return x != nil && (x.Concurrency.Enabled || x.BudgetShared) }
+func (x *Extras) locks() bool {
+	return x != nil && (x.Concurrency.Enabled || x.BudgetShared || x.BreakerPerHost)
+}
 
 func compileExtras(c compiler) *Extras {
-	x := Extras{Concurrency: compileConcurrency(c), Hedging: compileHedging(c), Fallback: compileFallback(c), BudgetShared: c.word(BudgetScope) == "service", Nested: compileNested(c)}
+	x := Extras{
+		Concurrency: compileConcurrency(c), Hedging: compileHedging(c), Fallback: compileFallback(c),
+		BudgetShared: c.word(BudgetScope) == "service", BreakerPerHost: c.word(BreakerPer) == "host", Nested: compileNested(c),
+	}
 	if x == (Extras{}) {
 		return nil
 	}
@@ -38,9 +47,11 @@ func compileExtras(c compiler) *Extras {
 type extras struct {
 	limiter  limiter
 	shared   *SharedBudget
-	hedges   uint64  // sent
-	observed uint64  // retries and hedges that would have been
-	took     *sketch // of first attempts; nil unless the policy asks for a quantile
+	hedges   uint64           // sent
+	observed uint64           // retries and hedges that would have been
+	took     *quantile.Sketch // of first attempts; nil unless the policy asks for a quantile
+	hosts    *hosts           // nil unless there is a breaker for each
+	changes  *BreakerChange   // of breakers of hosts, to be told
 }
 
 func (e *Endpoint) extra() *extras {

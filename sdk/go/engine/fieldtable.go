@@ -55,7 +55,7 @@ func buildFieldSpecs() (t [numFields]FieldSpec) {
 	t[BudgetScope] = enum("budget.scope", "endpoint", []string{"endpoint", "service"}, "One bucket per endpoint, or one for all endpoints of the service on an instance.").levels(LevelGlobal, LevelService)
 
 	t[BreakerEnabled] = flag("breaker.enabled", true, "The breaker acts as soon as a rule is on.")
-	t[BreakerPer] = enum("breaker.per", "endpoint", []string{"endpoint", "host"}, "One breaker per endpoint, or per endpoint and host.").later()
+	t[BreakerPer] = enum("breaker.per", "endpoint", []string{"endpoint", "host"}, "One breaker per endpoint, or per endpoint and host (1,000 hosts at most, the one not called for longest goes).")
 	t[BreakerConsecutiveEnabled] = flag("breaker.consecutive.enabled", false, "Trip on failed attempts in a row; on when the block is set.")
 	t[BreakerConsecutiveFailures] = integer("breaker.consecutive.failures", 5, 1, 100, "Failed attempts in a row.")
 	t[BreakerConsecutiveOpenFor] = duration("breaker.consecutive.openFor", 30*time.Second, time.Second, 10*time.Minute, "Time from opening to the first probe.")

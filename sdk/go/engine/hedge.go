@@ -5,6 +5,8 @@ package engine
 import (
 	"math"
 	"time"
+
+	"github.com/policyd/policyd/sdk/go/internal/quantile"
 )
 
 // HedgingPolicy sends a further attempt while the one before is slow. Hedges are attempts:
@@ -79,7 +81,7 @@ func (c *Call) HedgeAfter() (time.Duration, bool) {
 	if c.e.more == nil || c.e.more.took == nil {
 		return 0, false
 	}
-	d, ok := c.e.more.took.p95()
+	d, ok := c.e.more.took.P95()
 	return max(d, time.Millisecond), ok
 }
 
@@ -96,7 +98,7 @@ func (c *Call) Hedge(now Instant) *Decision {
 	e := c.e
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	now = e.tick(now)
+	now = c.tick(now)
 	eff := e.effects(now)
 	p := e.policy.Load()
 	e.budget.fit(&p.Budget, eff.Factor, now)
@@ -104,19 +106,19 @@ func (c *Call) Hedge(now Instant) *Decision {
 	if e.mode != ModeOff {
 		c.hedge(now, p, rule, &eff)
 	}
-	d.Breaker = e.leave(now, &eff)
+	d.Breaker = c.leave(now, &eff)
 	return d
 }
 
 func (c *Call) hedge(now Instant, p *Policy, rule *HedgingPolicy, eff *Effects) {
 	e, d, r := c.e, &c.decision, c.race()
-	b := &e.breaker
+	b := c.breaker()
 	why := none
 	var taken permit
 	switch {
 	case eff.ForcedOpen || !eff.ForcedClosed && p.Breaker.Enabled && !b.steady(&p.Breaker, now, e.random):
 		why = byBreaker
-		e.blame(d, eff.ForcedOpen, eff)
+		c.blame(d, eff.ForcedOpen, eff)
 	case int(c.attempts) >= c.p.MaxAttempts || r.hedges >= rule.Max:
 		why = byAttempts
 	case eff.HedgingOff:
@@ -198,7 +200,7 @@ func (c *Call) SettleAttempt(now Instant, number int, o Outcome) *Decision {
 	e := c.e
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	now = e.tick(now)
+	now = c.tick(now)
 	n, ok := r.remove(number)
 	if !ok {
 		return d
@@ -214,7 +216,7 @@ func (c *Call) SettleAttempt(now Instant, number int, o Outcome) *Decision {
 		c.loseOthers(now)
 		c.conclude(now, n.number, &o, &eff)
 	}
-	d.Breaker = e.leave(now, &eff)
+	d.Breaker = c.leave(now, &eff)
 	return d
 }
 
@@ -246,7 +248,7 @@ func (c *Call) loseOthers(now Instant) {
 // learn takes how long a first attempt took.
 func (e *Endpoint) learn(took time.Duration) {
 	if e.more != nil && e.more.took != nil {
-		e.more.took.add(took)
+		e.more.took.Add(took)
 	}
 }
 
@@ -254,7 +256,7 @@ func (e *Endpoint) learn(took time.Duration) {
 func (e *Endpoint) fitSketch(p *Policy) {
 	switch wanted := p.Extras != nil && p.Extras.Hedging.Enabled && p.Extras.Hedging.After == 0; {
 	case wanted && e.extra().took == nil:
-		e.more.took = &sketch{}
+		e.more.took = &quantile.Sketch{}
 	case !wanted && e.more != nil:
 		e.more.took = nil
 	}

@@ -169,7 +169,7 @@ func (c *Call) Enter(now Instant) *Decision {
 	e := c.e
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	now = e.tick(now)
+	now = c.tick(now)
 	eff := e.effects(now)
 	if c.leaveQueue() {
 		c.sent = now
@@ -178,7 +178,7 @@ func (c *Call) Enter(now Instant) *Decision {
 		d.Code = CodeConcurrency
 		c.refuse()
 	}
-	d.Breaker = e.leave(now, &eff)
+	d.Breaker = c.leave(now, &eff)
 	return d
 }
 
@@ -187,11 +187,11 @@ func (c *Call) quit(now Instant) {
 	e := c.e
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	now = e.tick(now)
+	now = c.tick(now)
 	c.leaveQueue()
 	c.refuse()
 	eff := e.effects(now)
-	c.decision.Breaker = e.leave(now, &eff)
+	c.decision.Breaker = c.leave(now, &eff)
 }
 
 // ConcurrencyStatus is how many calls hold a slot and how many wait for one.

@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+
+	"github.com/policyd/policyd/sdk/go/internal/pattern"
 )
 
 // Matcher finds the endpoint that a call belongs to. Immutable; safe for concurrent use.
@@ -65,7 +67,7 @@ func NewMatcher(documents []Document, namespace string) *Matcher {
 			m.keep(table, strings.TrimSuffix(method, "*"), d.Scope)
 		}
 		if host := d.Settings[MatchHTTPHost].Text; host != "" && d.Scope.Level() < LevelEndpoint {
-			m.keep(m.wider, bareHost(host), d.Scope)
+			m.keep(m.wider, pattern.BareHost(host), d.Scope)
 		}
 	}
 	return m
@@ -74,8 +76,8 @@ func NewMatcher(documents []Document, namespace string) *Matcher {
 // HTTP finds where a request belongs. The path is the escaped one without the query, as
 // from url.URL.EscapedPath; a port in host is ignored.
 func (m *Matcher) HTTP(method, host, escapedPath string) Found {
-	host = bareHost(host)
-	if path, ok := canonicalPath(cleanPath(escapedPath)); ok {
+	host = pattern.BareHost(host)
+	if path, ok := pattern.Canonical(pattern.Clean(escapedPath)); ok {
 		if method == "" {
 			method = "GET"
 		}
@@ -100,7 +102,7 @@ func (m *Matcher) GRPC(fullMethod, host string) Found {
 	if scope, ok := lookUp(m.rpcs, fullMethod, service); ok {
 		return Found{Scope: scope}
 	}
-	return m.fallback(bareHost(host))
+	return m.fallback(pattern.BareHost(host))
 }
 
 func lookUp(table map[string]Scope, method, service string) (Scope, bool) {
@@ -167,44 +169,44 @@ func (n *node) leaf(method string) *leaf {
 }
 
 func (m *Matcher) add(e endpointPattern) {
-	n := m.hosts[e.host]
+	n := m.hosts[e.Host]
 	if n == nil {
 		n = &node{}
-		m.hosts[e.host] = n
+		m.hosts[e.Host] = n
 	}
-	for _, s := range e.segments {
+	for _, s := range e.Segments {
 		n = n.child(s)
 	}
 	for i := range n.leaves {
-		if l := &n.leaves[i]; l.method == e.method {
+		if l := &n.leaves[i]; l.method == e.Method {
 			l.scope = m.prefer(l.scope, e.scope)
 			return
 		}
 	}
-	n.leaves = append(n.leaves, leaf{e.method, e.scope})
+	n.leaves = append(n.leaves, leaf{e.Method, e.scope})
 }
 
-func (n *node) child(s segment) *node {
-	switch s.kind {
-	case single:
+func (n *node) child(s pattern.Segment) *node {
+	switch s.Kind {
+	case pattern.Single:
 		if n.single == nil {
 			n.single = &node{}
 		}
 		return n.single
-	case rest:
+	case pattern.Rest:
 		if n.rest == nil {
 			n.rest = &node{}
 		}
 		return n.rest
-	case literal:
+	case pattern.Literal:
 	}
-	c := n.children[s.text]
+	c := n.children[s.Text]
 	if c == nil {
 		c = &node{}
 		if n.children == nil {
 			n.children = map[string]*node{}
 		}
-		n.children[s.text] = c
+		n.children[s.Text] = c
 	}
 	return c
 }
@@ -236,7 +238,7 @@ func (m *Matcher) prefer(a, b Scope) Scope {
 // endpointPattern is the pattern of an endpoint's document.
 type endpointPattern struct {
 	scope Scope
-	pattern
+	pattern.Pattern
 }
 
 // patternsOf returns the patterns of the endpoints among documents, by scope.
@@ -255,14 +257,14 @@ func patternsOf(documents []Document) []endpointPattern {
 		if d.Scope.Level() != LevelEndpoint || !hasMethod && !hasHost && !hasPath {
 			continue
 		}
-		segments, err := parsePath(path.Text)
+		segments, err := pattern.ParsePath(path.Text)
 		if err != nil {
 			continue
 		}
 		if host.Text == "" {
 			host.Text = hosts[d.Scope.Parent()]
 		}
-		all = append(all, endpointPattern{d.Scope, pattern{method.Text, bareHost(host.Text), segments}})
+		all = append(all, endpointPattern{d.Scope, pattern.Pattern{Method: method.Text, Host: pattern.BareHost(host.Text), Segments: segments}})
 	}
 	slices.SortFunc(all, func(a, b endpointPattern) int { return cmp.Compare(a.scope, b.scope) })
 	return all

@@ -20,8 +20,8 @@ func (e *Endpoint) Open(now, until Instant) (*BreakerChange, bool) {
 	case p.Ratio.Enabled:
 		rule = RuleRatio
 	}
-	e.breaker.open(p, rule, now, e.random)
-	e.breaker.until = until
 	eff := e.effects(now)
+	e.open(p, rule, now, until)
+	e.worst(e.policy.Load(), now, &eff) // which notes the changes
 	return e.leave(now, &eff), true
 }

@@ -15,13 +15,13 @@ func (c *Call) Recheck(now Instant) *Decision {
 	e := c.e
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	now = e.tick(now)
+	now = c.tick(now)
 	eff := e.effects(now)
 	switch {
 	case e.mode == ModeOff:
 	case eff.ForcedOpen:
 		d.Code = CodeBreaker
-		e.blame(d, true, &eff)
+		c.blame(d, true, &eff)
 		e.counters.suppressed[byBreaker]++
 	case eff.Retry == 0:
 		d.Code, d.By = CodeDisabled, eff.RetryBy
@@ -33,6 +33,6 @@ func (c *Call) Recheck(now Instant) *Decision {
 		c.giveBack(&c.permit)
 		c.end(Failure)
 	}
-	d.Breaker = e.leave(now, &eff)
+	d.Breaker = c.leave(now, &eff)
 	return d
 }

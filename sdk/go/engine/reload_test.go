@@ -75,7 +75,16 @@ func TestReload_no_edit_closes_a_breaker(t *testing.T) {
 			p.Breaker.Consecutive.Enabled = rnd.IntN(2) == 0
 			p.Breaker.Ratio.Enabled = !p.Breaker.Consecutive.Enabled || rnd.IntN(2) == 0
 			next := p
+			next.Extras = nil
+			if rnd.IntN(2) == 0 {
+				next.Extras = &engine.Extras{BreakerPerHost: true}
+			}
 			r.Reload(&next, engine.Overlay{}, engine.ModeEnforce, engine.Instant(time.Second-1))
+			var c engine.Call
+			host := string(rune('a' + rnd.IntN(3)))
+			if d := r.Begin(&c, engine.Instant(time.Second-1), engine.CallOptions{Host: host}); d.Proceed {
+				t.Fatalf("a call to %s goes out after an edit", host)
+			}
 			s := r.Stats(engine.Instant(time.Second - 1))
 			if s.Breaker.State != engine.BreakerOpen || s.Breaker.Until > until {
 				t.Fatalf("%+v after an edit, was open until %s", s.Breaker, time.Duration(until))

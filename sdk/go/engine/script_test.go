@@ -44,6 +44,8 @@ type scriptStep struct {
 
 	Begin      string
 	Endpoint   string // of begin and stats; the first one by default
+	Host       string // of begin
+	Hosts      int    // of begin: one call to each of so many hosts
 	Times      int
 	Deadline   json.RawMessage
 	Unsafe     bool // neither idempotent nor keyed
@@ -281,14 +283,17 @@ func (r *scriptRun) reload(at engine.Instant) {
 }
 
 func (r *scriptRun) begin(at engine.Instant, s *scriptStep) []string {
-	o := engine.CallOptions{Idempotent: !s.Unsafe && !s.Keyed, Keyed: s.Keyed, NoRetry: s.NoRetry}
+	o := engine.CallOptions{Idempotent: !s.Unsafe && !s.Keyed, Keyed: s.Keyed, NoRetry: s.NoRetry, Host: s.Host}
 	if s.Deadline != nil {
 		o.Deadline = engine.Instant(vectorDuration(r.t, s.Deadline))
 	}
 	var told []string
 	r.calls[s.Begin] = nil
-	for range max(s.Times, 1) {
+	for i := range max(s.Times, s.Hosts, 1) {
 		c := new(engine.Call)
+		if s.Hosts > 0 {
+			o.Host = s.Host + strconv.Itoa(i+1)
+		}
 		d := r.endpoint(s.Endpoint, at).Begin(c, at, o)
 		if d.Proceed || d.Queued {
 			r.calls[s.Begin] = append(r.calls[s.Begin], c)
@@ -435,8 +440,14 @@ func (r *scriptRun) stats(at engine.Instant, step *scriptStep) {
 		"running": s.Concurrency.Running, "waiting": s.Concurrency.Waiting,
 		"gateKnown": s.Budget.Known, "gateSucceeded": s.Budget.Succeeded, "gateOpen": s.Budget.GateOpen,
 	}
+	for _, h := range s.Hosts {
+		have["host."+h.Host] = h.State.String()
+	}
 	for key, want := range step.Stats {
 		got, ok := have[key]
+		if host, isHost := strings.CutPrefix(key, "host."); isHost && !ok {
+			got, ok = "closed", host != ""
+		}
 		if code, isCode := strings.CutPrefix(key, "suppressed."); isCode {
 			got, ok = s.Suppressed(engine.Code(code)), true
 		}

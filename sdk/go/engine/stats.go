@@ -18,8 +18,11 @@ type Stats struct {
 	// Observed are retries that would have been made, had the policy not been observed only.
 	Observed uint64
 
+	// Breaker is the worst of them where each host has one.
 	Breaker BreakerStatus
-	Budget  BudgetStatus
+	// Hosts are those whose breaker does not let everything through, worst first.
+	Hosts  []HostStatus
+	Budget BudgetStatus
 	// Concurrency is of calls under a limit.
 	Concurrency ConcurrencyStatus
 	// Change is set when the reported state of the breaker changed unseen, by time alone.
@@ -51,6 +54,12 @@ type BreakerStatus struct {
 	// Probes in progress, probes that succeeded, and how many must, while half-open.
 	Probes, Succeeded, Needed int
 	By                        *Switch // behind a forced state
+}
+
+// HostStatus is the breaker of one host, under breaker.per: host.
+type HostStatus struct {
+	Host string
+	BreakerStatus
 }
 
 // BudgetStatus is what a budget allows at a moment.
@@ -96,29 +105,37 @@ func (e *Endpoint) Stats(now Instant) Stats {
 		Cancelled: c.cancelled, Rejected: c.rejected + refused,
 		Retries: c.retries, Hedges: e.hedges(), FirstFailed: c.firstFailed, RetriesFailed: c.retriesFailed,
 		Observed: e.observed(), suppressed: c.suppressed,
-		Breaker:     e.breakerStatus(p, &eff, now),
 		Budget:      e.budgetStatus(p, &eff),
 		Concurrency: e.concurrencyStatus(p),
 	}
+	s.Breaker, s.Hosts = e.breakerStatus(p, &eff, now)
 	s.Change = e.leave(now, &eff)
 	return s
 }
 
-func (e *Endpoint) breakerStatus(p *Policy, eff *Effects, now Instant) BreakerStatus {
-	b := &e.breaker
-	s := BreakerStatus{State: e.reports(eff), Admitted: Million}
-	switch s.State {
-	case BreakerForcedOpen:
-		s.By, s.Admitted = eff.FirstBy, eff.First
-	case BreakerForcedClosed:
-		s.By = eff.ClosedBy
+func (e *Endpoint) breakerStatus(p *Policy, eff *Effects, now Instant) (s BreakerStatus, hosts []HostStatus) {
+	b, hosts := e.worst(p, now, eff)
+	switch {
+	case eff.ForcedOpen:
+		return BreakerStatus{State: BreakerForcedOpen, By: eff.FirstBy, Admitted: eff.First}, nil
+	case eff.ForcedClosed:
+		return BreakerStatus{State: BreakerForcedClosed, By: eff.ClosedBy, Admitted: Million}, nil
+	}
+	s = b.status(&p.Breaker, now)
+	s.Admitted = min(s.Admitted, eff.First)
+	return s, hosts
+}
+
+// status is what a breaker does at now, switches aside.
+func (b *breaker) status(p *BreakerPolicy, now Instant) BreakerStatus {
+	s := BreakerStatus{State: b.state, Admitted: 0}
+	switch b.state {
 	case BreakerOpen:
-		s.Rule, s.Until, s.Admitted = b.rule, b.until, 0
+		s.Rule, s.Until = b.rule, b.until
 	case BreakerHalfOpen:
-		s.Rule, s.Admitted = b.rule, 0
-		s.Probes, s.Succeeded, s.Needed = len(b.probes), b.succeeded, p.Breaker.HalfOpen.CloseAfter
+		s.Rule, s.Probes, s.Succeeded, s.Needed = b.rule, len(b.probes), b.succeeded, p.HalfOpen.CloseAfter
 	default:
-		s.Admitted = min(eff.First, b.share(&p.Breaker, now))
+		s.Admitted = b.share(p, now)
 	}
 	return s
 }

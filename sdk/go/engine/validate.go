@@ -10,6 +10,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/policyd/policyd/sdk/go/internal/pattern"
 )
 
 // Violation is one rule that a document breaks.
@@ -182,7 +184,7 @@ func checkText(f Field, s string) (rule, fix string) {
 	case MatchHTTPHost:
 		return checkHost(s)
 	case MatchHTTPPath:
-		if _, err := parsePath(s); err != nil {
+		if _, err := pattern.ParsePath(s); err != nil {
 			return "must be a path pattern as in net/http.ServeMux: " + err.Error(), ""
 		}
 	case MatchGRPCMethod:
@@ -210,7 +212,7 @@ func checkHost(host string) (rule, fix string) {
 	if host == "" {
 		return "", ""
 	}
-	bare := bareHost(host)
+	bare := pattern.BareHost(host)
 	if len(bare) > maxHostBytes || bare == "" {
 		return fmt.Sprintf("must be a host of at most %d bytes", maxHostBytes), ""
 	}
@@ -228,7 +230,7 @@ func checkHost(host string) (rule, fix string) {
 
 func isGRPCMethod(s string) bool {
 	service, method, ok := strings.Cut(strings.TrimPrefix(s, "/"), "/")
-	if !ok || s[0] != '/' || len(s) > maxPatternBytes || !isGRPCName(service, ".") {
+	if !ok || s[0] != '/' || len(s) > pattern.MaxBytes || !isGRPCName(service, ".") {
 		return false
 	}
 	return method == "*" || isGRPCName(method, "")

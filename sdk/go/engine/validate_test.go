@@ -145,7 +145,7 @@ func TestUnsupported_asks_what_a_document_switches_on(t *testing.T) {
 		want     []engine.Field
 	}{
 		"nothing":                             {engine.Settings{}, nil},
-		"what is supported":                   {engine.Settings{engine.MaxAttempts: engine.Int(2), engine.BreakerPer: engine.Enum("endpoint")}, nil},
+		"what is supported":                   {engine.Settings{engine.MaxAttempts: engine.Int(2), engine.BreakerPer: engine.Enum("host")}, nil},
 		"hedging switched off":                {engine.Settings{engine.HedgingEnabled: engine.Bool(false), engine.HedgingAfter: engine.Text("300ms")}, nil},
 		"hedging switched on":                 {engine.Settings{engine.HedgingEnabled: engine.Bool(true)}, nil},
 		"hedging set":                         {engine.Settings{engine.HedgingAfter: engine.Text("300ms")}, nil},
@@ -157,7 +157,6 @@ func TestUnsupported_asks_what_a_document_switches_on(t *testing.T) {
 		"nested left alone":                   {engine.Settings{engine.NestedMark: engine.Bool(false), engine.NestedWhenMarked: engine.Enum("normal")}, nil},
 		"nested":                              {engine.Settings{engine.NestedMark: engine.Bool(true)}, nil},
 		"one budget for a service":            {engine.Settings{engine.BudgetScope: engine.Enum("service")}, nil},
-		"a breaker per host":                  {engine.Settings{engine.BreakerPer: engine.Enum("host"), engine.BreakerEnabled: engine.Bool(true)}, []engine.Field{engine.BreakerPer}},
 		"a block off that another names, too": {engine.Settings{engine.ConcurrencyEnabled: engine.Bool(false), engine.ConcurrencyQueue: engine.Int(9)}, nil},
 	} {
 		if got := engine.Unsupported(tc.settings); !slices.Equal(got, tc.want) {

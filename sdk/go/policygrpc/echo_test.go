@@ -97,8 +97,9 @@ const endpoint = "shop/echo"
 // its time is virtual.
 type rig struct {
 	*policytest.Fake
-	conn   *grpc.ClientConn
-	server *grpc.Server
+	conn     *grpc.ClientConn
+	server   *grpc.Server
+	listener *bufconn.Listener
 }
 
 func newRig(t testing.TB, s *server, yaml string, dial ...grpc.DialOption) *rig {
@@ -112,20 +113,28 @@ func newRig(t testing.TB, s *server, yaml string, dial ...grpc.DialOption) *rig 
 		defer close(over)
 		_ = g.Serve(listener)
 	}()
-	dial = append(dial,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
-	)
-	conn, err := grpc.NewClient("passthrough:///echo.shop:443", append(policygrpc.ClientDialOptions(f.Client()), dial...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := &rig{Fake: f, server: g, listener: listener}
 	t.Cleanup(func() {
-		_ = conn.Close()
 		g.Stop()
 		<-over
 	})
-	return &rig{f, conn, g}
+	r.conn = r.dial(t, "passthrough:///echo.shop:443", dial...)
+	return r
+}
+
+// dial opens a channel under the rig's policies to its server, by whatever name.
+func (r *rig) dial(t testing.TB, target string, options ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	options = append(options,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return r.listener.DialContext(ctx) }),
+	)
+	conn, err := grpc.NewClient(target, append(policygrpc.ClientDialOptions(r.Client()), options...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
 }
 
 // repeatable is the context of a call that may be repeated.

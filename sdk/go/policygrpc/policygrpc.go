@@ -23,6 +23,12 @@
 //
 // Calls are not hedged, whatever the policy says.
 //
+// # Breakers
+//
+// Under breaker.per: host the host is that of the channel's target, as in payments.shop:443:
+// which of its addresses a call goes to is known only once it is sent. Channels to different
+// targets have different breakers.
+//
 // The trailer grpc-retry-pushback-ms replaces the wait and starts the backoff anew; one that
 // is negative or no number forbids the retry. Retries carry grpc-previous-rpc-attempts.
 //

@@ -456,3 +456,29 @@ func TestUnary_a_panic_further_in_gives_its_slot_back(t *testing.T) {
 		_, _ = r.unary(repeatable(t.Context()))
 	})
 }
+
+func TestBreaker_per_host_is_per_target(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := failFirst(2, errDown)
+		r := newRig(t, s, `---
+apiVersion: policyd/v1
+kind: RetryPolicy
+metadata: {scope: shop/echo/unary}
+spec: {match: {grpc: {method: /test.Echo/Unary}}, maxAttempts: 1, breaker: {per: host, consecutive: {failures: 2, openFor: 30s}}}
+`)
+		other := r.dial(t, "passthrough:///Other.shop:443")
+		for range 2 {
+			if _, err := r.unary(t.Context()); status.Code(err) != codes.Unavailable {
+				t.Fatal(err)
+			}
+		}
+		_, err := r.unary(t.Context())
+		var e *policyd.Error
+		if !errors.As(err, &e) || e.Code != policyd.CodeBreaker || e.Host != "echo.shop:443" || status.Code(err) != codes.Unavailable {
+			t.Fatal(err)
+		}
+		if err := other.Invoke(t.Context(), unaryMethod, &text{Value: "ping"}, &text{}); err != nil {
+			t.Error(err)
+		}
+	})
+}

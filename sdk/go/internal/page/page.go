@@ -56,21 +56,32 @@ type Switch struct {
 
 // Endpoint is one endpoint's state and counts.
 type Endpoint struct {
-	Name       string            `json:"endpoint"`
-	Unmatched  bool              `json:"unmatched,omitempty"`
-	Scope      string            `json:"scope"`
-	Breaker    string            `json:"breaker"`
-	Rule       string            `json:"rule,omitempty"`
-	Until      *time.Time        `json:"until,omitempty"`
-	BudgetLeft int64             `json:"budget_left"`
-	BudgetUsed int64             `json:"budget_used"`
-	GateOpen   bool              `json:"success_gate_open"`
-	Calls      uint64            `json:"calls"`
-	Attempts   uint64            `json:"attempts"`
-	Rescued    uint64            `json:"rescued"`
-	Failed     uint64            `json:"failed"`
-	Rejected   uint64            `json:"rejected"`
-	Suppressed map[string]uint64 `json:"suppressed,omitempty"`
+	Name      string     `json:"endpoint"`
+	Unmatched bool       `json:"unmatched,omitempty"`
+	Scope     string     `json:"scope"`
+	Breaker   string     `json:"breaker"`
+	Rule      string     `json:"rule,omitempty"`
+	Until     *time.Time `json:"until,omitempty"`
+	// Hosts whose own breaker does not let everything through.
+	Hosts        []Host            `json:"hosts,omitempty"`
+	OmittedHosts int               `json:"omitted_hosts,omitempty"`
+	BudgetLeft   int64             `json:"budget_left"`
+	BudgetUsed   int64             `json:"budget_used"`
+	GateOpen     bool              `json:"success_gate_open"`
+	Calls        uint64            `json:"calls"`
+	Attempts     uint64            `json:"attempts"`
+	Rescued      uint64            `json:"rescued"`
+	Failed       uint64            `json:"failed"`
+	Rejected     uint64            `json:"rejected"`
+	Suppressed   map[string]uint64 `json:"suppressed,omitempty"`
+}
+
+// Host is the breaker of one host of an endpoint.
+type Host struct {
+	Host    string     `json:"host"`
+	Breaker string     `json:"breaker"`
+	Rule    string     `json:"rule,omitempty"`
+	Until   *time.Time `json:"until,omitempty"`
 }
 
 // Decision is a call that was refused or not repeated.
@@ -191,7 +202,8 @@ var tmpl = template.Must(template.New("page").Funcs(template.FuncMap{ //nolint:g
 <h2>Endpoints</h2>
 {{if .Endpoints}}<table><tr><th>Endpoint</th><th>Policy of</th><th>Breaker</th><th>Retries left</th><th>Calls</th><th>Attempts</th><th>Rescued</th><th>Failed</th><th>Refused</th><th>Retries not made</th></tr>
 {{range .Endpoints}}<tr><td><a href="?endpoint={{.Name}}">{{.Name}}</a>{{if .Unmatched}} (unmatched){{end}}</td><td>{{.Scope}}</td>
-<td>{{.Breaker}}{{with .Rule}} by {{.}}{{end}}{{with .Until}} until {{at .}}{{end}}</td>
+<td>{{.Breaker}}{{with .Rule}} by {{.}}{{end}}{{with .Until}} until {{at .}}{{end}}
+{{- range .Hosts}}<br>{{.Host}}: {{.Breaker}}{{with .Until}} until {{at .}}{{end}}{{end}}{{with .OmittedHosts}}<br>{{.}} more hosts{{end}}</td>
 <td class="n">{{.BudgetLeft}}</td><td class="n">{{.Calls}}</td><td class="n">{{.Attempts}}</td><td class="n">{{.Rescued}}</td><td class="n">{{.Failed}}</td><td class="n">{{.Rejected}}</td>
 <td>{{range $code, $n := .Suppressed}}{{$code}} {{$n}} {{end}}</td></tr>
 {{end}}</table>{{with .Omitted}}<p>{{.}} more with fewer calls.</p>{{end}}{{else}}<p>No call yet.</p>{{end}}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package engine
+package pattern
 
 import (
 	"path"
@@ -9,9 +9,9 @@ import (
 	"github.com/policyd/policyd/sdk/go/internal/nfc"
 )
 
-// cleanPath removes empty and dot segments as net/http.ServeMux does, keeping a trailing
+// Clean removes empty and dot segments as net/http.ServeMux does, keeping a trailing
 // slash. It allocates only if there is something to clean.
-func cleanPath(p string) string {
+func Clean(p string) string {
 	if p == "" {
 		return "/"
 	}
@@ -28,10 +28,10 @@ func cleanPath(p string) string {
 	return clean
 }
 
-// canonicalPath gives equal paths one spelling: escapes are decoded, but for %2F, which is
+// Canonical gives equal paths one spelling: escapes are decoded, but for %2F, which is
 // no separator, and %25; text beyond ASCII is composed (NFC). It reports false for a bad
 // escape, which matches nothing.
-func canonicalPath(p string) (string, bool) {
+func Canonical(p string) (string, bool) {
 	ascii := true
 	escaped := false
 	for i := 0; i < len(p); i++ {
@@ -83,8 +83,8 @@ func unhex(c byte) byte {
 	return 0xff
 }
 
-// bareHost returns a host in lower case, without port, brackets and final dot.
-func bareHost(host string) string {
+// BareHost returns a host in lower case, without port, brackets and final dot.
+func BareHost(host string) string {
 	if strings.HasPrefix(host, "[") {
 		if end := strings.IndexByte(host, ']'); end > 0 {
 			host = host[1:end]
