@@ -48,7 +48,9 @@ func (b *bench) start() (err error) {
 		return err
 	}
 	// A first change warms both sides up.
-	if _, err := b.change("change"); err != nil {
+	if got, err := b.change("change"); err != nil {
+		return err
+	} else if _, err := b.settle(got); err != nil {
 		return err
 	}
 	time.Sleep(500 * time.Millisecond)
@@ -73,8 +75,14 @@ func (b *bench) change(what string) (*load.Arrivals, error) {
 	if err := b.server.ask(what, &at); err != nil {
 		return nil, err
 	}
-	var got load.Arrivals
+	got := load.Arrivals{Of: at}
 	return &got, b.load.ask(fmt.Sprint("arrivals ", at), &got)
+}
+
+// settle waits until a change that has arrived everywhere is confirmed, and returns how long
+// that took from its commit; 0 where nothing is confirmed.
+func (b *bench) settle(got *load.Arrivals) (took time.Duration, err error) {
+	return took, b.server.ask(fmt.Sprint("confirmed ", got.Of), &took)
 }
 
 // times are the quantiles over the streams of each change, in ms.
@@ -107,6 +115,7 @@ func median[T cmp.Ordered](all []T) T {
 // sample is everything that was measured of a system at one number of streams.
 type sample struct {
 	received, applied times
+	confirmed         []float64 // ms from commit until the server knew it of all, by change
 	cpu               []float64 // ns of the server per delivery, by turn
 	held, now         []float64 // bytes of the server per stream, by turn
 }
@@ -135,6 +144,11 @@ func (s *sample) turn(system string, o options) error {
 		}
 		s.received.add(got.Received)
 		s.applied.add(got.Applied)
+		took, err := b.settle(got)
+		if err != nil {
+			return err
+		}
+		s.confirmed = append(s.confirmed, float64(took)/float64(time.Millisecond))
 		time.Sleep(o.Pause)
 	}
 	if err := b.server.ask("cpu", &after); err != nil {

@@ -31,8 +31,9 @@ func failures() *slog.Logger {
 
 // newHub returns a hub that runs, and what publishes to it as the store would.
 func newHub(o options) (*push.Hub, *served, error) {
+	instances := fleet.New()
 	h, err := push.New(push.Config{
-		Fleet: fleet.New(), Logger: failures(),
+		Fleet: instances, Logger: failures(),
 		Limits: push.Limits{AcceptRate: o.Accept},
 	})
 	if err != nil {
@@ -52,6 +53,7 @@ func newHub(o options) (*push.Hub, *served, error) {
 		return nil
 	}
 	s := &served{
+		confirmed: func() (bool, error) { return instances.LocalStates()[fleet.Behind] == 0, nil },
 		commit: func(at payload.Stamp) error {
 			return publish(policy.Change{Key: "policies/" + payload.Scope, Scope: payload.Scope}, payload.Document(at, o.Size))
 		},
@@ -107,7 +109,29 @@ func serveWhole(_ net.Listener, o options) (*served, error) {
 	admin := policydv1.NewAdminServiceClient(conn)
 	var mu sync.Mutex
 	var revision int64
-	s := &served{addr: addr, dir: dir, commit: func(at payload.Stamp) error {
+	// As `policyctl apply --wait-for all` does.
+	confirmed := func() (bool, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		progress, err := admin.WatchProgress(ctx, &policydv1.WatchProgressRequest{
+			Subject: &policydv1.WatchProgressRequest_Revision{Revision: revision},
+		})
+		if err != nil {
+			return false, err
+		}
+		for {
+			r, err := progress.Recv()
+			if err != nil {
+				return false, err
+			}
+			if p := r.GetProgress(); p.GetTarget() > 0 && p.GetInForce() == p.GetTarget() {
+				return true, nil
+			}
+		}
+	}
+	s := &served{addr: addr, dir: dir, confirmed: confirmed, commit: func(at payload.Stamp) error {
 		mu.Lock()
 		defer mu.Unlock()
 		answer, err := admin.ApplyPolicies(context.Background(), &policydv1.ApplyPoliciesRequest{

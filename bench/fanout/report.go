@@ -48,7 +48,8 @@ type row struct {
 	Received        ms
 	Applied         *ms `json:",omitempty"`
 	TimesFloor      float64
-	CPU             float64 // µs of the server per delivery
+	Confirmed       float64 // ms until the server knew it of all; 0: it is not told
+	CPU             float64 // µs of the server per delivery, confirmation included
 	CPUTimesFloor   float64
 	HeldKB, AsIsKB  float64
 	EveryP99Of      []float64 // of each change, ms
@@ -130,6 +131,7 @@ func (r *report) compare(chosen []string, o options) error {
 		x := row{
 			System: name, Title: sys.title, N: o.Streams, Received: s.received.medians(),
 			TimesFloor: median(s.received.P99) / median(base.received.P99),
+			Confirmed:  median(s.confirmed),
 			CPU:        median(s.cpu) / 1000, CPUTimesFloor: median(s.cpu) / median(base.cpu),
 			HeldKB: median(s.held) / 1024, AsIsKB: median(s.now) / 1024,
 			EveryP99Of: s.received.P99, EveryAppliedP99: s.applied.P99,
@@ -162,12 +164,12 @@ func (r *report) print(w io.Writer) {
 	for _, x := range r.Rows {
 		if x.N != n {
 			n = x.N
-			fmt.Fprintf(t, "\nN = %d; ms, commit → received\tp50\tp99\tmax\tp99 × floor\tCPU/delivery\t× floor\tRSS/stream, held\tas it stands\t\n", n)
+			fmt.Fprintf(t, "\nN = %d; ms, commit → received\tp50\tp99\tmax\tp99 × floor\tconfirmed\tCPU/delivery\t× floor\tRSS/stream, held\tas it stands\t\n", n)
 		}
-		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.2f\t%.1f µs\t%.2f\t%.1f KB\t%.1f KB\t\n",
-			x.Title, x.Received.P50, x.Received.P99, x.Received.Max, x.TimesFloor, x.CPU, x.CPUTimesFloor, x.HeldKB, x.AsIsKB)
+		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.2f\t%.0f\t%.1f µs\t%.2f\t%.1f KB\t%.1f KB\t\n",
+			x.Title, x.Received.P50, x.Received.P99, x.Received.Max, x.TimesFloor, x.Confirmed, x.CPU, x.CPUTimesFloor, x.HeldKB, x.AsIsKB)
 		if x.Applied != nil {
-			fmt.Fprintf(t, "commit → applied\t%.1f\t%.1f\t%.1f\t\t\t\t\t\t\n", x.Applied.P50, x.Applied.P99, x.Applied.Max)
+			fmt.Fprintf(t, "commit → applied\t%.1f\t%.1f\t%.1f\t\t\t\t\t\t\t\n", x.Applied.P50, x.Applied.P99, x.Applied.Max)
 		}
 	}
 	_ = t.Flush()

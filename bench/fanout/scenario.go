@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"time"
 
@@ -77,6 +78,9 @@ func burst(r *report, system string, o options) error {
 			return err
 		}
 		alone.add(got.Received)
+		if _, err := b.settle(got); err != nil {
+			return err
+		}
 		time.Sleep(o.Pause)
 		var before, after time.Duration
 		if err := b.server.ask("cpu", &before); err != nil {
@@ -90,6 +94,9 @@ func burst(r *report, system string, o options) error {
 		}
 		cpu += after - before
 		last.add(got.Received)
+		if _, err := b.settle(got); err != nil {
+			return err
+		}
 		time.Sleep(o.Pause)
 	}
 	f := figure{Scenario: "burst of 100 edits", System: system, N: o.Streams}
@@ -109,18 +116,24 @@ func switchAmongEdits(r *report, system string, o options) error {
 		return err
 	}
 	defer b.tearDown()
-	switches := func() (t times, err error) {
+	switches := func(among bool) (t times, err error) {
 		for range o.Rounds * 2 {
 			got, err := b.change("switch")
 			if err != nil {
 				return t, err
 			}
 			t.add(got.Received)
+			if among {
+				// Edits wait until the switch is confirmed; the next one comes among them again.
+				time.Sleep(time.Second + rand.N(time.Second))
+			} else if _, err := b.settle(got); err != nil {
+				return t, err
+			}
 			time.Sleep(o.Pause)
 		}
 		return t, nil
 	}
-	alone, err := switches()
+	alone, err := switches(false)
 	if err != nil {
 		return err
 	}
@@ -128,7 +141,7 @@ func switchAmongEdits(r *report, system string, o options) error {
 	if err := b.server.ask("churn", &on); err != nil {
 		return err
 	}
-	among, err := switches()
+	among, err := switches(true)
 	if err != nil {
 		return err
 	}

@@ -67,6 +67,12 @@ func (c *control) do(words []string) (any, error) {
 	case "switch":
 		at := payload.Now()
 		return at, c.turn(at)
+	case "confirmed":
+		of, err := strconv.ParseInt(words[1], 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		return c.settle(payload.Stamp(of))
 	case "burst":
 		n, err := strconv.Atoi(words[1])
 		if err != nil {
@@ -85,6 +91,25 @@ func (c *control) do(words []string) (any, error) {
 		return true, nil
 	}
 	return nil, fmt.Errorf("unknown command")
+}
+
+// settle waits until all instances have confirmed what was committed, and returns the time
+// since a commit.
+func (c *control) settle(of payload.Stamp) (time.Duration, error) {
+	if c.confirmed == nil {
+		return 0, nil
+	}
+	const (
+		patience = time.Minute
+		every    = 10 * time.Millisecond
+	)
+	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(every) {
+		done, err := c.confirmed()
+		if done || err != nil {
+			return time.Duration(payload.Now() - of), err
+		}
+	}
+	return 0, fmt.Errorf("not everything was confirmed within %v", patience)
 }
 
 // edits commits documents that are not timed, for as long as the process lives.

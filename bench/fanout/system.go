@@ -16,8 +16,8 @@ const (
 	hub     = "policyd"
 	lean    = "policyd-lean"
 	applied = "policyd-applied"
-	quiet   = "policyd-quiet"
-	hushed  = "policyd-lean-quiet"
+	prompt  = "policyd-prompt"
+	hasty   = "policyd-lean-prompt"
 	whole   = "policyd-serve"
 	plain   = "grpc-plain"
 	etcd    = "etcd-watch"
@@ -37,6 +37,9 @@ type served struct {
 	commit func(payload.Stamp) error
 	// turn starts a kill switch; nil where there are none.
 	turn func(payload.Stamp) error
+	// confirmed reports whether all instances have confirmed what was committed; nil where
+	// nobody is told.
+	confirmed func() (bool, error)
 	// addr, if set, is where the system listens instead of on the listener it was given.
 	addr string
 	// dir, if set, is removed at the end.
@@ -48,9 +51,9 @@ func systems() []system {
 	return []system{
 		{name: floor, title: "raw TCP, shared bytes, 2 writers", serve: serveRaw},
 		{name: lean, title: "policyd, lean HTTP/2 transport", serve: serveLean, load: load.Kind{Dialect: load.Watch()}},
-		{name: hushed, title: "policyd, lean, one ack in ten", serve: serveLean, load: load.Kind{Dialect: load.Watch(), AckEvery: 10}},
+		{name: hasty, title: "policyd, lean, confirmed at once", serve: serveLean, load: load.Kind{Dialect: load.Watch(), Prompt: true}},
 		{name: hub, title: "policyd, grpc-go transport", serve: serveHub, load: load.Kind{Dialect: load.Watch()}},
-		{name: quiet, title: "policyd, grpc-go, one ack in ten", serve: serveHub, load: load.Kind{Dialect: load.Watch(), AckEvery: 10}},
+		{name: prompt, title: "policyd, grpc-go, confirmed at once", serve: serveHub, load: load.Kind{Dialect: load.Watch(), Prompt: true}},
 		{name: applied, title: "policyd, grpc-go, engine in each instance", serve: serveHub, load: load.Kind{Dialect: load.Watch(), Engine: true}},
 		{name: whole, title: "policyd serve: admin, etcd, store, push", serve: serveWhole, load: load.Kind{Dialect: load.Watch()}},
 		{name: plain, title: "grpc-go, encoded and sent per stream", serve: servePlain, load: load.Kind{Dialect: load.Watch()}},

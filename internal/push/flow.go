@@ -12,6 +12,7 @@ type flow struct {
 	last   int64 // revision of the newest update
 	lastAt time.Duration
 	lastTo int // bytes up to the newest update
+	sentAt time.Duration
 
 	marked   bool
 	mark     int64
@@ -24,12 +25,19 @@ type flow struct {
 // pending is never less than what the stream has not confirmed.
 func (f *flow) pending() int { return f.sent - f.confirmed }
 
-func (f *flow) note(revision int64, at time.Duration) {
-	f.last, f.lastAt, f.lastTo = revision, at, f.sent
+func (f *flow) note(revision int64, at, now time.Duration) {
+	f.last, f.lastAt, f.lastTo, f.sentAt = revision, at, f.sent, now
 	if !f.marked {
 		f.markLast()
 	}
 }
+
+// maxAwait is how long an ordinary update waits for the confirmation of the one before. One
+// that does not come may not hold up a stream for good.
+const maxAwait = 2 * longestConfirm
+
+// awaits reports whether an update that was sent a moment ago is not confirmed.
+func (f *flow) awaits(now time.Duration) bool { return f.marked && now-f.sentAt < maxAwait }
 
 func (f *flow) markLast() {
 	f.marked, f.mark, f.markAt, f.markedTo = true, f.last, f.lastAt, f.lastTo
@@ -62,6 +70,27 @@ func (f *flow) stalled(now time.Duration) time.Duration {
 		return 0
 	}
 	return now - f.stalledSince
+}
+
+// Time that instances get for their confirmations, per reader of an update.
+const (
+	// perConfirmation keeps those of a fleet out of the way of the update to others, and of
+	// each other.
+	perConfirmation = 50 * time.Microsecond
+	// perConfirmationAmongEdits paces edits that follow each other, as each waits for the
+	// confirmation of the one before: a switch then finds most of the machine idle.
+	perConfirmationAmongEdits = 150 * time.Microsecond
+
+	shortestConfirm = 2 * time.Millisecond // less is not worth the wait
+	longestConfirm  = 2 * time.Second
+)
+
+func confirmWithin(readers int64, per time.Duration) time.Duration {
+	within := min(time.Duration(readers)*per, longestConfirm)
+	if within < shortestConfirm {
+		return 0
+	}
+	return within
 }
 
 // asks bounds how often an instance gets the snapshot that it asks for: three at once, then

@@ -70,6 +70,7 @@ const (
 	fieldMore       protowire.Number = 5
 	fieldServerTime protowire.Number = 6
 	fieldEntries    protowire.Number = 7
+	fieldWithin     protowire.Number = 8
 )
 
 // frame is an encoded WatchResponse. Immutable; many streams send the same one.
@@ -88,7 +89,7 @@ const frameOverhead = 5
 const maxFrameAge = 200 * time.Millisecond
 
 // stamp makes the frame of piece i.
-func (m *message) stamp(i int, revision int64, now time.Duration) *frame {
+func (m *message) stamp(i int, revision int64, now, within time.Duration) *frame {
 	p := &m.pieces[i]
 	var fields []byte
 	fields = protowire.AppendTag(fields, fieldEpoch, protowire.BytesType)
@@ -106,7 +107,12 @@ func (m *message) stamp(i int, revision int64, now time.Duration) *frame {
 		fields = protowire.AppendVarint(fields, 1)
 	}
 	fields = protowire.AppendTag(fields, fieldServerTime, protowire.BytesType)
-	fields = protowire.AppendBytes(fields, encodeTime(time.Now()))
+	wall := time.Now()
+	fields = protowire.AppendBytes(fields, encodeTime(wall.Unix(), wall.Nanosecond()))
+	if within > 0 {
+		fields = protowire.AppendTag(fields, fieldWithin, protowire.BytesType)
+		fields = protowire.AppendBytes(fields, encodeTime(int64(within/time.Second), int(within%time.Second)))
+	}
 
 	var head []byte
 	head = protowire.AppendTag(head, fieldUpdate, protowire.BytesType)
@@ -127,12 +133,13 @@ func (m *message) stamp(i int, revision int64, now time.Duration) *frame {
 // maxJoined is the size up to which one copy is cheaper, over many sends, than a list.
 const maxJoined = 8 << 10
 
-func encodeTime(t time.Time) []byte {
+// encodeTime returns a Timestamp or a Duration.
+func encodeTime(seconds int64, nanos int) []byte {
 	var b []byte
 	b = protowire.AppendTag(b, 1, protowire.VarintType)
-	b = protowire.AppendVarint(b, uint64(t.Unix()))
+	b = protowire.AppendVarint(b, uint64(seconds))
 	b = protowire.AppendTag(b, 2, protowire.VarintType)
-	return protowire.AppendVarint(b, uint64(t.Nanosecond()))
+	return protowire.AppendVarint(b, uint64(nanos))
 }
 
 func heartbeatFrame(revision int64) *frame {

@@ -239,8 +239,12 @@ func (h *Hub) flush() {
 			refused = append(refused, err)
 		}
 	}
+	var readers int64
 	for v := range touched {
-		v.publish(h.world.snap)
+		readers += v.refs.Load()
+	}
+	for v := range touched {
+		v.publish(h.world.snap, readers, at)
 	}
 	h.snap.Store(h.world.snap)
 	h.mu.Unlock()
@@ -294,17 +298,17 @@ func (h *Hub) acquire(targets targetSet) *view {
 	if !ok {
 		v = newView(targets, len(h.shards), h.cfg.Limits.Piece)
 		v.rescan(h.world.snap)
-		v.publish(h.world.snap)
+		v.publish(h.world.snap, 0, h.now())
 		h.views.add(v)
 	}
-	v.refs++
+	v.refs.Add(1)
 	return v
 }
 
 func (h *Hub) release(v *view) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if v.refs--; v.refs == 0 {
+	if v.refs.Add(-1) == 0 {
 		h.views.remove(v)
 	}
 }

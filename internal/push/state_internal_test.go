@@ -47,7 +47,7 @@ func (r *reader) read(t require.TestingT, v *view, resumed bool) {
 	}
 	m := st.message(v, from)
 	for i := range m.pieces {
-		f := m.stamp(i, max(st.snap.revision, s.told), 0)
+		f := m.stamp(i, max(st.snap.revision, s.told), 0, 0)
 		require.Equal(t, f.size, f.data.Len())
 		var got policydv1.WatchResponse
 		require.NoError(t, proto.Unmarshal(f.data.Materialize(), &got))
@@ -86,7 +86,7 @@ func TestReaders_at_any_point_arrive_at_what_they_may_see(t *testing.T) {
 			touched := make(map[*view]struct{})
 			require.NoError(t, hub.apply(&u, 0, touched))
 			for v := range touched {
-				v.publish(hub.world.snap)
+				v.publish(hub.world.snap, 0, 0)
 			}
 			hub.snap.Store(hub.world.snap)
 		}
@@ -112,7 +112,7 @@ func TestReaders_at_any_point_arrive_at_what_they_may_see(t *testing.T) {
 				views[i] = newView(newTargetSet(set, i%2 == 0), 1, 200)
 				hub.views.add(views[i])
 				views[i].rescan(hub.world.snap)
-				views[i].publish(hub.world.snap)
+				views[i].publish(hub.world.snap, 0, 0)
 			}
 			for _, r := range readers {
 				r.seq = cut
@@ -209,7 +209,7 @@ func TestA_stream_that_lags_behind_forgotten_deletions_gets_everything(t *testin
 		}
 		u := policy.Update{Epoch: "e", Revision: revision, Reset: reset, Changes: changes, DeletionsKnownSince: since}
 		require.NoError(t, hub.apply(&u, 0, make(map[*view]struct{})))
-		v.publish(hub.world.snap)
+		v.publish(hub.world.snap, 0, 0)
 	}
 	publish(1, 1, true, policy.Change{Scope: "shop/a", Document: []byte{}}, policy.Change{Scope: "shop/b", Document: []byte{}})
 	r := &reader{seq: cut}
@@ -278,7 +278,7 @@ func TestFlow_counts_what_is_not_confirmed(t *testing.T) {
 	var f flow
 	send := func(n int, revision int64) {
 		f.sent += n
-		f.note(revision, time.Duration(revision))
+		f.note(revision, time.Duration(revision), 0)
 	}
 	send(100, 1)
 	send(100, 2)

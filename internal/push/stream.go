@@ -143,9 +143,21 @@ func (s *stream) pumpLocked(now time.Duration) {
 		}
 		return
 	}
+	if s.patient(st) && s.flow.awaits(now) {
+		if s.base != st.seq {
+			s.flow.stall(now)
+		}
+		return
+	}
 	if from, due := s.next(st, hubRevision, now); due {
 		s.send(st, from, now)
 	}
+}
+
+// patient reports whether all that is due to the stream can wait until it has confirmed what
+// it was sent: more would lie unread before the next switch. Guarded by mu.
+func (s *stream) patient(st *viewState) bool {
+	return s.base >= st.urgent && s.resume == nil && s.whole == notWhole && s.epoch == st.snap.epoch
 }
 
 // send is guarded by mu. It cannot block: less than half of what gRPC buffers for the
@@ -159,22 +171,27 @@ func (s *stream) send(st *viewState, from point, now time.Duration) {
 	if s.resume != nil && s.resume.epoch == m.epoch {
 		s.told = s.resume.revision // it would refuse less
 	}
+	per := perConfirmation
+	if st.among && s.base >= st.urgent {
+		per = perConfirmationAmongEdits
+	}
+	within := confirmWithin(max(st.readers, s.view.refs.Load()), per)
 	if len(m.pieces) > 1 {
 		revision := max(s.told, st.snap.revision)
 		s.busy = true
 		s.progressed.Store(int64(now))
 		// Noted before it goes out: the ack may be here before transfer returns.
 		s.flow.sent += m.size()
-		s.sent(st, m, revision)
+		s.sent(st, m, revision, now)
 		s.transfers.Add(1)
-		go s.transfer(m, revision)
+		go s.transfer(m, revision, within)
 		return
 	}
-	f := st.frame(m, s.told, now)
+	f := st.frame(m, s.told, now, within)
 	if !s.put(f) {
 		return
 	}
-	s.sent(st, m, f.revision)
+	s.sent(st, m, f.revision, now)
 }
 
 // put hands a frame to gRPC. Guarded by mu, or by busy.
@@ -189,7 +206,7 @@ func (s *stream) put(f *frame) bool {
 }
 
 // sent notes that an update is on its way. Guarded by mu.
-func (s *stream) sent(st *viewState, m *message, revision int64) {
+func (s *stream) sent(st *viewState, m *message, revision int64, now time.Duration) {
 	if s.resume == nil && !m.whole && s.base < st.prev {
 		s.hub.stats.coalesced.Add(1)
 	}
@@ -201,16 +218,16 @@ func (s *stream) sent(st *viewState, m *message, revision int64) {
 		at = 0 // says nothing about how long a change was on its way
 		s.hub.stats.snapshots.Add(1)
 	}
-	s.flow.note(revision, at)
+	s.flow.note(revision, at, now)
 	s.hub.stats.updates.Add(1)
 }
 
 // transfer sends an update of several pieces and may block at each. Nothing else is sent
 // to the stream meanwhile.
-func (s *stream) transfer(m *message, revision int64) {
+func (s *stream) transfer(m *message, revision int64, within time.Duration) {
 	defer s.transfers.Done()
 	for i := range m.pieces {
-		f := m.stamp(i, revision, s.hub.now())
+		f := m.stamp(i, revision, s.hub.now(), within)
 		if err := s.conn.SendMsg(f); err != nil {
 			s.end(nil) // its Recv says why
 			return
@@ -221,7 +238,9 @@ func (s *stream) transfer(m *message, revision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.busy = false
-	s.pumpLocked(s.hub.now())
+	now := s.hub.now()
+	s.flow.sentAt = now
+	s.pumpLocked(now)
 }
 
 // confirm takes an Ack.

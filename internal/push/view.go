@@ -53,11 +53,13 @@ type view struct {
 
 	state atomic.Pointer[viewState]
 
+	refs atomic.Int64 // streams; changes under Hub.mu
+
 	// guarded by Hub.mu
-	refs     int
 	hash     uint64
 	revision int64  // of the newest update that concerns it
 	seq      uint64 // of the same
+	urgent   uint64 // seq of the newest one that concerns it and may not wait
 
 	// part i belongs to shard i
 	parts []part
@@ -151,13 +153,16 @@ func (v *view) note(c change, revision policy.Revision) bool {
 	}
 	if concerned {
 		v.revision, v.seq = int64(revision), c.after.seq
+		if c.after.urgent {
+			v.urgent = v.seq
+		}
 	}
 	return concerned
 }
 
 // rescan computes hash and revision from nothing. Guarded by Hub.mu.
 func (v *view) rescan(snap *snapshot) {
-	v.hash, v.revision, v.seq = 0, 0, snap.seq
+	v.hash, v.revision, v.seq, v.urgent = 0, 0, snap.seq, snap.seq
 	for sp := range v.spaces(snap) {
 		for _, d := range sp.log {
 			if d.liveAt(snap.seq) && v.sees(d) {
@@ -170,19 +175,28 @@ func (v *view) rescan(snap *snapshot) {
 	}
 }
 
-// publish makes what note or rescan found visible to the writers. Guarded by Hub.mu.
-func (v *view) publish(snap *snapshot) {
+// publish makes what note or rescan found visible to the writers; readers is how many streams
+// that concerns, over all views. Guarded by Hub.mu.
+func (v *view) publish(snap *snapshot, readers int64, now time.Duration) {
 	var prev uint64
+	var among bool
 	if old := v.state.Load(); old != nil {
 		prev = old.seq
+		among = now-old.at < time.Duration(readers)*perConfirmationAmongEdits
 	}
-	v.state.Store(&viewState{snap: snap, seq: v.seq, prev: prev, revision: v.revision, hash: v.hash})
+	v.state.Store(&viewState{
+		snap: snap, seq: v.seq, prev: prev, urgent: v.urgent, revision: v.revision, hash: v.hash,
+		readers: readers, at: now, among: among,
+	})
 }
 
 // renew drops the cached messages and lets go of an older snapshot. Guarded by Hub.mu.
 func (v *view) renew(snap *snapshot) {
 	old := v.state.Load()
-	v.state.Store(&viewState{snap: snap, seq: old.seq, prev: old.prev, revision: old.revision, hash: old.hash})
+	v.state.Store(&viewState{
+		snap: snap, seq: old.seq, prev: old.prev, urgent: old.urgent, revision: old.revision, hash: old.hash,
+		readers: old.readers, at: old.at, among: old.among,
+	})
 }
 
 // viewState is a view at one moment, with the messages that lead to it. All but the
@@ -191,8 +205,12 @@ type viewState struct {
 	snap     *snapshot
 	seq      uint64
 	prev     uint64 // seq of the state before
+	urgent   uint64 // seq of the newest change that may not wait
 	revision int64  // of the newest update that concerns the view
 	hash     uint64
+	readers  int64 // streams that were sent the state at about the same time
+	at       time.Duration
+	among    bool // edits came so fast that this one and the one before are under way at once
 
 	// mu guards messages and what they cache.
 	mu       sync.Mutex
@@ -281,11 +299,11 @@ func (st *viewState) reaches(v *view, seq uint64) bool {
 
 // frame returns a message of one piece, ready to send. A frame that was made a moment ago
 // serves all streams that are not told more already.
-func (st *viewState) frame(m *message, least int64, now time.Duration) *frame {
+func (st *viewState) frame(m *message, least int64, now, within time.Duration) *frame {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if m.frame == nil || m.frame.revision < least || now-m.frame.at > maxFrameAge {
-		m.frame = m.stamp(0, max(least, st.snap.revision), now)
+		m.frame = m.stamp(0, max(least, st.snap.revision), now, within)
 	}
 	return m.frame
 }

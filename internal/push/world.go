@@ -27,6 +27,7 @@ type document struct {
 	at       time.Duration // when it was published
 	deleted  bool
 	drill    bool
+	urgent   bool // no stream waits with it
 	// encoded is the entry as it stands in field Update.entries, tag and length included.
 	encoded mem.Buffer
 	// superseded is the seq of the update that replaced it, 0: none.
@@ -163,7 +164,7 @@ func (w *world) put(c *policy.Change, revision int64, at time.Duration) (change,
 	}
 	d := &document{
 		key: c.Key, scope: c.Scope, revision: int64(c.Revision),
-		seq: w.snap.seq, at: at, deleted: c.Deleted(),
+		seq: w.snap.seq, at: at, deleted: c.Deleted(), urgent: c.Urgent,
 	}
 	if d.revision <= 0 {
 		d.revision = revision

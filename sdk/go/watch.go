@@ -27,8 +27,6 @@ const (
 	farewell = 500 * time.Millisecond
 	// maxPieces bounds the encoded size of one update, all pieces together.
 	maxPieces = 256 << 20
-	// maxRejections bounds what one Ack names.
-	maxRejections = 100
 )
 
 // Why a stream ends from this side.
@@ -75,6 +73,7 @@ type session struct {
 	mu      sync.Mutex
 	stream  policydv1.WatchService_WatchClient
 	serving bool // the first update is in force
+	confirm confirmation
 
 	// used by the receiving goroutine
 	pieces   *policydv1.Update
@@ -107,6 +106,7 @@ func (c *Client) stream(ctx context.Context, addr string) ended {
 	if s.leave != nil {
 		s.leave.Stop()
 	}
+	s.forgetDue()
 	if cause := context.Cause(own); cause != nil && status.Code(err) == codes.Canceled {
 		err = cause
 	}
@@ -166,7 +166,7 @@ func (s *session) goodbye() {
 	dog := time.AfterFunc(farewell, func() { s.cancel(errGoodbye) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.serving || s.stream.Send(s.c.nextReport(time.Now())) != nil || s.stream.CloseSend() != nil {
+	if !s.serving || s.confirmDue() != nil || s.stream.Send(s.c.nextReport(time.Now())) != nil || s.stream.CloseSend() != nil {
 		dog.Stop()
 		s.cancel(errGoodbye)
 	}
@@ -267,7 +267,7 @@ func (s *session) apply(u *policydv1.Update, now time.Time) error {
 			s.older = true
 			c.cfg.logger.Warn("policyd sent an older revision; it is ignored", "addr", s.addr, "revision", u.GetRevision(), "held", c.remote.Revision())
 		}
-		return s.ack(false)
+		return s.ack(u, false)
 	case errors.Is(err, state.ErrHash), errors.Is(err, state.ErrNoEpoch):
 		return s.askSnapshot(u, err)
 	default:
@@ -284,7 +284,7 @@ func (s *session) apply(u *policydv1.Update, now time.Time) error {
 		s.mu.Unlock()
 	}
 	c.inForce(ch, s.addr, now)
-	return s.ack(false)
+	return s.ack(u, false)
 }
 
 // askSnapshot asks for the whole state, once per update: what does not fit then ends the
@@ -296,22 +296,7 @@ func (s *session) askSnapshot(u *policydv1.Update, why error) error {
 	}
 	s.asked = this
 	s.c.cfg.logger.Info("state differs from policyd's; asking for all of it", "addr", s.addr, "revision", u.GetRevision())
-	return s.ack(true)
-}
-
-// ack confirms what is in force, except for what was rejected.
-func (s *session) ack(wantSnapshot bool) error {
-	ack := &policydv1.Ack{Epoch: s.c.remote.Epoch(), Revision: s.c.remote.Revision(), WantSnapshot: wantSnapshot}
-	rejected := s.c.remote.Rejections()
-	for _, r := range rejected[:min(len(rejected), maxRejections)] {
-		ack.Rejected = append(ack.Rejected, &policydv1.Rejection{
-			Scope: r.Scope, Revision: r.Revision, Field: r.Field, Reason: r.Reason,
-		})
-	}
-	if err := s.send(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Ack{Ack: ack}}); err != nil {
-		return s.failure(err)
-	}
-	return nil
+	return s.ack(u, true)
 }
 
 // inForce puts what is held into force and tells of it.

@@ -4,6 +4,7 @@ package load
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/policyd/policyd/bench/fanout/payload"
 
@@ -12,6 +13,8 @@ import (
 	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
@@ -30,6 +33,7 @@ type point struct {
 	epoch    string
 	revision uint64
 	hash     uint64
+	within   time.Duration // for confirming it
 }
 
 // Watch is policyd's protocol.
@@ -72,20 +76,16 @@ func takeUpdate(in *instance, m []byte) error {
 			return err
 		}
 	}
-	if in.taken++; in.l.kind.AckEvery > 0 && in.taken%in.l.kind.AckEvery > 0 {
-		return nil
-	}
-	err := in.say(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Ack{Ack: &policydv1.Ack{
-		Epoch: in.point.epoch, Revision: int64(in.point.revision),
-	}}})
 	if at, ok := payload.Committed(m); ok && in.guard != nil {
 		in.slot.inForce(at)
 	}
-	return err
+	ack := policydv1.Ack{Epoch: in.point.epoch, Revision: int64(in.point.revision)}
+	return in.confirm(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Ack{Ack: &ack}}, in.point.within)
 }
 
-// read takes the first three fields of an Update.
+// read takes the numbers of an Update.
 func (p *point) read(body []byte) error {
+	p.within = 0
 	for len(body) > 0 {
 		field, kind, n := protowire.ConsumeTag(body)
 		if n < 0 {
@@ -102,6 +102,15 @@ func (p *point) read(body []byte) error {
 			p.revision, n = protowire.ConsumeVarint(body)
 		case 3:
 			p.hash, n = protowire.ConsumeFixed64(body)
+		case 8:
+			var within []byte
+			if within, n = protowire.ConsumeBytes(body); n >= 0 {
+				var d durationpb.Duration
+				if err := proto.Unmarshal(within, &d); err != nil {
+					return err
+				}
+				p.within = d.AsDuration()
+			}
 		default:
 			n = protowire.ConsumeFieldValue(field, kind, body)
 		}

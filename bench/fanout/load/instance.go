@@ -13,6 +13,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -33,10 +34,12 @@ type instance struct {
 	slot  *slot
 	point point // what it holds, for the next stream
 	guard *guard
-	taken int // updates
 
 	// of one connection
 	conn     net.Conn
+	writing  sync.Mutex // guards due and what writes
+	due      proto.Message
+	delayed  *time.Timer
 	framer   *http2.Framer
 	stream   uint32
 	buf      []byte // of a message that is not complete
@@ -113,6 +116,9 @@ func (in *instance) join(r *rejoin) error {
 func (in *instance) cut() {
 	_ = in.conn.Close()
 	<-in.done
+	in.writing.Lock()
+	defer in.writing.Unlock()
+	in.due = nil
 }
 
 // meter counts what is read.
@@ -208,7 +214,38 @@ func message(m []byte) []byte {
 }
 
 func (in *instance) say(m proto.Message) error {
+	in.writing.Lock()
+	defer in.writing.Unlock()
+	return in.write(m)
+}
+
+func (in *instance) write(m proto.Message) error {
 	return in.framer.WriteData(in.stream, false, message(payload.Encoded(m)))
+}
+
+// confirm does as SDKs do: at a random moment of the second half of the time given, along
+// with what comes meanwhile.
+func (in *instance) confirm(m proto.Message, within time.Duration) error {
+	in.writing.Lock()
+	defer in.writing.Unlock()
+	if within == 0 || in.l.kind.Prompt {
+		return in.write(m)
+	}
+	in.due = m
+	wait := within/2 + rand.N(within/2)
+	if in.delayed == nil {
+		in.delayed = time.AfterFunc(wait, func() {
+			in.writing.Lock()
+			defer in.writing.Unlock()
+			if in.due != nil {
+				_ = in.write(in.due) // a confirmation that is missed shows on the other side
+				in.due = nil
+			}
+		})
+	} else {
+		in.delayed.Reset(wait)
+	}
+	return nil
 }
 
 // step reads one frame and does what it asks for.
@@ -223,11 +260,11 @@ func (in *instance) step() error {
 	switch f := f.(type) {
 	case *http2.SettingsFrame:
 		if !f.IsAck() {
-			return in.framer.WriteSettingsAck()
+			return in.locked(in.framer.WriteSettingsAck)
 		}
 	case *http2.PingFrame:
 		if !f.IsAck() {
-			return in.framer.WritePing(true, f.Data)
+			return in.locked(func() error { return in.framer.WritePing(true, f.Data) })
 		}
 	case *http2.GoAwayFrame, *http2.RSTStreamFrame:
 		return fmt.Errorf("stream ended: %v", f)
@@ -251,10 +288,15 @@ func (in *instance) giveBack(n int) error {
 	}
 	back := uint32(in.unread)
 	in.unread = 0
-	if err := in.framer.WriteWindowUpdate(0, back); err != nil {
-		return err
-	}
-	return in.framer.WriteWindowUpdate(in.stream, back)
+	return in.locked(func() error {
+		return errors.Join(in.framer.WriteWindowUpdate(0, back), in.framer.WriteWindowUpdate(in.stream, back))
+	})
+}
+
+func (in *instance) locked(write func() error) error {
+	in.writing.Lock()
+	defer in.writing.Unlock()
+	return write()
 }
 
 func (in *instance) take(data []byte) error {

@@ -37,6 +37,7 @@ func (s *slot) inForce(of payload.Stamp) {
 
 // Arrivals says how long a change took to each stream, in nanoseconds.
 type Arrivals struct {
+	Of                payload.Stamp
 	Received, Applied []int64
 }
 
@@ -46,8 +47,8 @@ type Kind struct {
 	Dialect *Dialect
 	// Engine: they put each document in force.
 	Engine bool
-	// AckEvery: policyd's instances confirm every so many updates; 0: each.
-	AckEvery int
+	// Prompt: policyd's instances confirm at once, whatever time they are given.
+	Prompt bool
 }
 
 // Loader is all instances.
@@ -108,7 +109,7 @@ func (l *Loader) Arrivals(of payload.Stamp) (*Arrivals, error) {
 			time.Sleep(2 * time.Millisecond)
 		}
 	}
-	a := &Arrivals{}
+	a := &Arrivals{Of: of}
 	for i := range l.slots {
 		s := &l.slots[i]
 		a.Received = append(a.Received, s.received.Load()-int64(of))

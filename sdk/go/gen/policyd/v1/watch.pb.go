@@ -673,8 +673,12 @@ type Update struct {
 	// More pieces of the same update follow; none is used before the last.
 	More bool `protobuf:"varint,5,opt,name=more,proto3" json:"more,omitempty"`
 	// policyd's clock when the update was encoded; remaining times are counted from it.
-	ServerTime    *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
-	Entries       []*Entry               `protobuf:"bytes,7,rep,name=entries,proto3" json:"entries,omitempty"`
+	ServerTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
+	Entries    []*Entry               `protobuf:"bytes,7,rep,name=entries,proto3" json:"entries,omitempty"`
+	// The instance may take this long to confirm: a random moment in the second half, so that
+	// the confirmations of a fleet stay out of the way of the update itself. What comes
+	// meanwhile is confirmed with it. Absent: at once.
+	ConfirmWithin *durationpb.Duration `protobuf:"bytes,8,opt,name=confirm_within,json=confirmWithin,proto3" json:"confirm_within,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -754,6 +758,13 @@ func (x *Update) GetServerTime() *timestamppb.Timestamp {
 func (x *Update) GetEntries() []*Entry {
 	if x != nil {
 		return x.Entries
+	}
+	return nil
+}
+
+func (x *Update) GetConfirmWithin() *durationpb.Duration {
+	if x != nil {
+		return x.ConfirmWithin
 	}
 	return nil
 }
@@ -1202,7 +1213,7 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"\x06update\x18\x01 \x01(\v2\x12.policyd.v1.UpdateH\x00R\x06update\x125\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x15.policyd.v1.HeartbeatH\x00R\theartbeat\x12-\n" +
 	"\ago_away\x18\x03 \x01(\v2\x12.policyd.v1.GoAwayH\x00R\x06goAwayB\x06\n" +
-	"\x04kind\"\xe8\x01\n" +
+	"\x04kind\"\xaa\x02\n" +
 	"\x06Update\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x12\n" +
@@ -1211,7 +1222,8 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"\x04more\x18\x05 \x01(\bR\x04more\x12;\n" +
 	"\vserver_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"serverTime\x12+\n" +
-	"\aentries\x18\a \x03(\v2\x11.policyd.v1.EntryR\aentries\"\xc6\x01\n" +
+	"\aentries\x18\a \x03(\v2\x11.policyd.v1.EntryR\aentries\x12@\n" +
+	"\x0econfirm_within\x18\b \x01(\v2\x19.google.protobuf.DurationR\rconfirmWithin\"\xc6\x01\n" +
 	"\x05Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12,\n" +
@@ -1288,9 +1300,9 @@ var file_policyd_v1_watch_proto_goTypes = []any{
 	(*EndpointReport)(nil),        // 13: policyd.v1.EndpointReport
 	nil,                           // 14: policyd.v1.EndpointReport.SuppressedEntry
 	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
-	(*Policy)(nil),                // 16: policyd.v1.Policy
-	(*KillSwitch)(nil),            // 17: policyd.v1.KillSwitch
-	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
+	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
+	(*Policy)(nil),                // 17: policyd.v1.Policy
+	(*KillSwitch)(nil),            // 18: policyd.v1.KillSwitch
 }
 var file_policyd_v1_watch_proto_depIdxs = []int32{
 	2,  // 0: policyd.v1.WatchRequest.hello:type_name -> policyd.v1.Hello
@@ -1305,20 +1317,21 @@ var file_policyd_v1_watch_proto_depIdxs = []int32{
 	11, // 9: policyd.v1.WatchResponse.go_away:type_name -> policyd.v1.GoAway
 	15, // 10: policyd.v1.Update.server_time:type_name -> google.protobuf.Timestamp
 	9,  // 11: policyd.v1.Update.entries:type_name -> policyd.v1.Entry
-	16, // 12: policyd.v1.Entry.policy:type_name -> policyd.v1.Policy
-	17, // 13: policyd.v1.Entry.kill_switch:type_name -> policyd.v1.KillSwitch
-	15, // 14: policyd.v1.Heartbeat.server_time:type_name -> google.protobuf.Timestamp
-	18, // 15: policyd.v1.GoAway.reconnect_within:type_name -> google.protobuf.Duration
-	18, // 16: policyd.v1.Report.period:type_name -> google.protobuf.Duration
-	13, // 17: policyd.v1.Report.endpoints:type_name -> policyd.v1.EndpointReport
-	14, // 18: policyd.v1.EndpointReport.suppressed:type_name -> policyd.v1.EndpointReport.SuppressedEntry
-	1,  // 19: policyd.v1.WatchService.Watch:input_type -> policyd.v1.WatchRequest
-	7,  // 20: policyd.v1.WatchService.Watch:output_type -> policyd.v1.WatchResponse
-	20, // [20:21] is the sub-list for method output_type
-	19, // [19:20] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	16, // 12: policyd.v1.Update.confirm_within:type_name -> google.protobuf.Duration
+	17, // 13: policyd.v1.Entry.policy:type_name -> policyd.v1.Policy
+	18, // 14: policyd.v1.Entry.kill_switch:type_name -> policyd.v1.KillSwitch
+	15, // 15: policyd.v1.Heartbeat.server_time:type_name -> google.protobuf.Timestamp
+	16, // 16: policyd.v1.GoAway.reconnect_within:type_name -> google.protobuf.Duration
+	16, // 17: policyd.v1.Report.period:type_name -> google.protobuf.Duration
+	13, // 18: policyd.v1.Report.endpoints:type_name -> policyd.v1.EndpointReport
+	14, // 19: policyd.v1.EndpointReport.suppressed:type_name -> policyd.v1.EndpointReport.SuppressedEntry
+	1,  // 20: policyd.v1.WatchService.Watch:input_type -> policyd.v1.WatchRequest
+	7,  // 21: policyd.v1.WatchService.Watch:output_type -> policyd.v1.WatchResponse
+	21, // [21:22] is the sub-list for method output_type
+	20, // [20:21] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_policyd_v1_watch_proto_init() }
