@@ -25,6 +25,7 @@ type call struct {
 	quiet     bool
 	passive   bool
 	inner     bool  // within an attempt of another call
+	repeated  bool  // what it is made for may be repeated further up
 	ended     bool  // with code
 	last      error // of the attempt before
 	// decided is what a race of attempts came to.
@@ -51,9 +52,11 @@ func (k *call) init(c *Client, ep *endpoint, m *mark, cfg *callConfig) {
 	k.passive = c.cfg.mode != Enforce || p.Observe
 	if outer := m.running(); outer != nil && !outer.passive {
 		k.inner = outer.quiet || outer.tries > 1 // what is to be sent once is not repeated within
+		k.repeated = outer.repeated || outer.tries > 1
 	}
-	if cfg != nil && cfg.marked && p.Extras != nil && p.Extras.Nested.SingleAttempt {
-		k.inner = true
+	if cfg != nil && cfg.marked {
+		k.repeated = true
+		k.inner = k.inner || p.Extras != nil && p.Extras.Nested.SingleAttempt
 	}
 	if k.inner || cfg != nil && cfg.oneTry {
 		k.quiet, k.tries = true, 1
@@ -69,7 +72,7 @@ func (k *call) begin(ctx context.Context, o engine.CallOptions) error {
 
 // put makes the record of the call; ctx is the caller's.
 func (k *call) put(ctx context.Context, number int) *mark {
-	k.record = &record{ep: k.ep, key: k.key, tries: k.tries, quiet: k.quiet, passive: k.passive}
+	k.record = &record{ep: k.ep, key: k.key, tries: k.tries, quiet: k.quiet, passive: k.passive, repeated: k.repeated}
 	k.record.first = mark{Context: ctx, config: k.inherited, of: k.record, number: number}
 	return &k.record.first
 }

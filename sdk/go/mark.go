@@ -29,6 +29,8 @@ type record struct {
 	quiet bool
 	// passive: decisions are made but do not act, so attempts are left as they are.
 	passive bool
+	// repeated: what it is made for may be repeated further up.
+	repeated bool
 
 	ended atomic.Bool
 	// Once it has ended.
