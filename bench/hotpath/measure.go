@@ -52,18 +52,15 @@ func measure(subjects []subject, rounds int, each time.Duration) results {
 
 // fit returns the number of calls that take about that long.
 func (s *subject) fit(each time.Duration) int {
-	n := 1
-	for {
-		began := time.Now()
-		s.spin(n)
-		took := time.Since(began)
-		switch {
-		case took >= each/2 || n > 1<<28:
-			return max(1, int(float64(n)*float64(each)/float64(max(took, 1))))
-		case took < each/64:
-			n *= 16
-		default:
-			n *= 2
+	for n := 1; ; n *= 4 {
+		took := time.Duration(math.MaxInt64)
+		for range 5 { // the machine may be busy otherwise
+			began := time.Now()
+			s.spin(n)
+			took = min(took, time.Since(began))
+		}
+		if took >= each/16 {
+			return max(1, int(float64(n)*float64(each)/float64(took)))
 		}
 	}
 }

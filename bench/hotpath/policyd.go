@@ -63,10 +63,26 @@ func (l *lab) addEngine() error {
 	return nil
 }
 
+// begin starts a call as the SDK does.
+func begin(e *engine.Endpoint, c *engine.Call) bool {
+	d, _, latched := e.BeginLatched(c)
+	if latched {
+		return d.Proceed
+	}
+	const latchFor = 50 * time.Millisecond
+	at := now()
+	d = e.Begin(c, at, engine.CallOptions{Idempotent: true})
+	if !d.Proceed {
+		if release, ok := e.Latch(at, latchFor); ok {
+			time.AfterFunc(latchFor, release)
+		}
+	}
+	return d.Proceed
+}
+
 // call is one call through a handle, as the SDK makes it.
 func call(e *engine.Endpoint, c *engine.Call) error {
-	d := e.Begin(c, now(), engine.CallOptions{Idempotent: true})
-	if !d.Proceed {
+	if !begin(e, c) {
 		return errDown
 	}
 	if _, err := work(); err != nil {
@@ -122,7 +138,7 @@ func (l *lab) addRefused() {
 		return func() func() {
 			var c engine.Call
 			return func() {
-				if e.Begin(&c, now(), engine.CallOptions{}).Proceed {
+				if begin(e, &c) {
 					l.fail(name, errors.New("let through"))
 				}
 			}

@@ -79,12 +79,18 @@ func (k *call) put(ctx context.Context, number int) *mark {
 
 // beginOr is begin for a caller that may also leave by cancelled.
 func (k *call) beginOr(ctx context.Context, cancelled <-chan struct{}, o engine.CallOptions) error {
-	k.began = k.client.now()
-	if end, ok := ctx.Deadline(); ok {
-		o.Deadline = max(1, k.client.instant(end))
+	d, as, latched := k.ep.BeginLatched(&k.engine)
+	if k.began = as; !latched {
+		k.began = k.client.now()
+		if end, ok := ctx.Deadline(); ok {
+			o.Deadline = max(1, k.client.instant(end))
+		}
+		o.NoRetry = k.quiet
+		d = k.ep.Begin(&k.engine, k.began, o)
+		if !d.Proceed {
+			k.latch()
+		}
 	}
-	o.NoRetry = k.quiet
-	d := k.ep.Begin(&k.engine, k.began, o)
 	if d.Queued {
 		k.note(d)
 		var gone error
@@ -102,6 +108,17 @@ func (k *call) beginOr(ctx context.Context, cancelled <-chan struct{}, o engine.
 	k.client.recent.note(e, 0, false, k.client.wall(k.began))
 	k.client.gaveUp(ctx, e)
 	return e
+}
+
+// latchFor is how long an endpoint that refuses thick and fast does so without a look at the
+// clock, and how late a timer may be before that is too long.
+const latchFor = 50 * time.Millisecond
+
+// latch spares the refusals that follow this one the clock, if the engine agrees.
+func (k *call) latch() {
+	if release, ok := k.ep.Latch(k.began, latchFor); ok {
+		time.AfterFunc(latchFor, release)
+	}
 }
 
 // settle takes the outcome of an attempt.

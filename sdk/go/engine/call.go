@@ -111,11 +111,7 @@ func (e *Endpoint) Begin(c *Call, now Instant, o CallOptions) *Decision {
 		return &c.decision
 	}
 	if s := e.shutter.Load(); now < s.until {
-		e.refused.Add(1)
-		c.state = callEnded
-		c.decision = Decision{}
-		c.decision.Code, c.decision.Rule, c.decision.RetryAt, c.decision.By = CodeBreaker, s.rule, s.at, s.by
-		return &c.decision
+		return e.turnAway(c, s)
 	}
 	c.start(e, now, &o)
 	c.begin(now, o.Host)

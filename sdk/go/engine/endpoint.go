@@ -111,8 +111,14 @@ const succeeded = 1 << 32
 //nolint:gochecknoglobals // never written
 var ajar = shutter{}
 
-// shutter refuses first attempts until a moment, without the lock. Immutable.
+// shutter refuses first attempts until a moment, without the lock.
 type shutter struct {
+	refusal
+	latch
+}
+
+// refusal is what a shutter does. Immutable.
+type refusal struct {
 	until Instant
 	rule  Rule
 	at    Instant // when trying again makes sense
@@ -248,27 +254,26 @@ func (e *Endpoint) rearm(now Instant, eff *Effects) {
 			change = e.instant(next)
 		}
 	}
-	fast, shut := Instant(math.MinInt64), shutter{}
+	fast, shut := Instant(math.MinInt64), refusal{}
 	switch {
 	case e.mode == ModeOff:
 	case eff.ForcedOpen && eff.First == 0:
-		shut = shutter{until: change, at: e.instant(eff.FirstBy.Ends), by: eff.FirstBy}
+		shut = refusal{until: change, at: e.instant(eff.FirstBy.Ends), by: eff.FirstBy}
 	case b.state == BreakerOpen && !eff.ForcedClosed:
-		shut = shutter{until: min(change, b.until), at: b.until, rule: b.rule}
+		shut = refusal{until: min(change, b.until), at: b.until, rule: b.rule}
 	case b.state == BreakerClosed && !b.recovering && eff.First == Million:
 		fast = min(change, e.budget.ends(), e.gate.ends(), b.ends())
 	}
 	if e.observes() {
-		shut = shutter{}
+		shut = refusal{}
 	}
 	if p.Extras.locks() {
-		fast, shut = math.MinInt64, shutter{}
+		fast, shut = math.MinInt64, refusal{}
 	}
 	e.slowAfter.Store(e.patience(p))
 	e.generation.Store(b.generation)
-	if *e.shutter.Load() != shut {
-		s := shut
-		e.shutter.Store(&s)
+	if e.shutter.Load().refusal != shut {
+		e.shutter.Store(&shutter{refusal: shut})
 	}
 	e.fastUntil.Store(int64(fast))
 }
