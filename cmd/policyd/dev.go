@@ -27,7 +27,7 @@ func devCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "dev", Short: "Serve for a look around, with embedded etcd and a demo fleet", Args: cobra.NoArgs}
 	withDemo := cmd.Flags().Bool("demo", false, "start a demo fleet under traffic")
 	demoAddr := cmd.Flags().String("demo-addr", "127.0.0.1:7490", "address of the demo's backend and controls")
-	load := settingFlags(cmd)
+	load := settingFlags(cmd, config.Store)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, origins, err := load()
 		if err != nil {

@@ -29,7 +29,7 @@ func main() {
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
 	}
-	root.AddCommand(serveCmd(), devCmd(), demoFleetCmd(), configCmd(), versionCmd())
+	root.AddCommand(serveCmd(), relayCmd(), devCmd(), demoFleetCmd(), configCmd(), versionCmd())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		stop()
@@ -37,17 +37,19 @@ func main() {
 	}
 }
 
-// settingFlags declares a flag per setting and returns a function that loads the settings.
-func settingFlags(cmd *cobra.Command) func() (config.Config, config.Origins, error) {
+// settingFlags declares a flag per setting that a role obeys and returns a function that loads the settings.
+func settingFlags(cmd *cobra.Command, role config.Role) func() (config.Config, config.Origins, error) {
 	file := cmd.Flags().String("config", os.Getenv("POLICYD_CONFIG"), "configuration file")
 	defaults := config.Default()
 	for _, s := range config.Settings() {
-		cmd.Flags().String(s.Flag, s.Value(defaults), s.Doc)
+		if s.Fits(role) {
+			cmd.Flags().String(s.Flag, s.Value(defaults), s.Doc)
+		}
 	}
 	return func() (config.Config, config.Origins, error) {
 		given := map[string]string{}
 		for _, s := range config.Settings() {
-			if f := cmd.Flags().Lookup(s.Flag); f.Changed {
+			if f := cmd.Flags().Lookup(s.Flag); f != nil && f.Changed {
 				given[s.Flag] = f.Value.String()
 			}
 		}
@@ -57,7 +59,7 @@ func settingFlags(cmd *cobra.Command) func() (config.Config, config.Origins, err
 
 func serveCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "serve", Short: "Serve, for production", Args: cobra.NoArgs}
-	load := settingFlags(cmd)
+	load := settingFlags(cmd, config.Store)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, _, err := load()
 		if err != nil {
@@ -68,9 +70,25 @@ func serveCmd() *cobra.Command {
 	return cmd
 }
 
+func relayCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "relay", Short: "Serve a cell with what another policyd sends", Args: cobra.NoArgs,
+		Example: "  policyd relay --upstream policyd-1:7400,policyd-2:7400 --data-dir /var/lib/policyd-relay",
+	}
+	load := settingFlags(cmd, config.Relays)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, _, err := load()
+		if err != nil {
+			return err
+		}
+		return daemon.RunRelay(cmd.Context(), cfg, newLogger(cfg.Log, cmd.ErrOrStderr()), nil)
+	}
+	return cmd
+}
+
 func configCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Print every setting, its value and where it comes from", Args: cobra.NoArgs}
-	load := settingFlags(cmd)
+	load := settingFlags(cmd, config.AnyRole)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, origins, err := load()
 		if err != nil {

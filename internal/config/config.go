@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,6 +27,7 @@ type Config struct {
 	Data   Data
 	Etcd   Etcd
 	Push   Push
+	Relay  Relay
 	Log    Log
 }
 
@@ -62,6 +64,14 @@ type Push struct {
 	Transport string
 }
 
+// Relay says whom a relay follows. Unused by a policyd that has a store.
+type Relay struct {
+	// Upstream are addresses of policyd or of relays.
+	Upstream                  []string
+	CAFile, CertFile, KeyFile string
+	TokenFile                 string
+}
+
 // Transports of the watch streams. Both speak gRPC to the SDKs.
 const (
 	TransportGRPC = "grpc" // grpc-go's server
@@ -90,9 +100,23 @@ type Setting struct {
 	Flag string // "grpc-addr"
 	Key  string // "listen.grpc"
 	Doc  string
+	For  Role
 	get  func(*Config) string
 	set  func(*Config, string) error
 }
+
+// Role is what a program does; a setting may be for one of them.
+type Role int
+
+// Roles of policyd. The zero value, of a setting, is all of them.
+const (
+	AnyRole Role = iota
+	Store        // policyd on etcd
+	Relays       // a relay of another policyd
+)
+
+// Fits reports whether a program in a role obeys the setting.
+func (s Setting) Fits(role Role) bool { return s.For == AnyRole || role == AnyRole || s.For == role }
 
 // Env returns the setting's environment variable.
 func (s Setting) Env() string {
@@ -104,10 +128,32 @@ func (s Setting) Value(c Config) string { return s.get(&c) }
 
 // Settings returns every setting in the order of the reference.
 func Settings() []Setting {
+	return slices.Concat(commonSettings(), only(Store, storeSettings()), only(Relays, relaySettings()))
+}
+
+func only(role Role, settings []Setting) []Setting {
+	for i := range settings {
+		settings[i].For = role
+	}
+	return settings
+}
+
+func commonSettings() []Setting {
 	return []Setting{
 		text("grpc-addr", "listen.grpc", "address of gRPC: watch and admin", func(c *Config) *string { return &c.Listen.GRPC }),
 		text("http-addr", "listen.http", "address of HTTP: health and metrics", func(c *Config) *string { return &c.Listen.HTTP }),
-		text("data-dir", "data.dir", "directory of the embedded etcd", func(c *Config) *string { return &c.Data.Dir }),
+		text("data-dir", "data.dir", "directory of the embedded etcd, or of a relay's state", func(c *Config) *string { return &c.Data.Dir }),
+		number("max-streams", "push.maxStreams", "watch streams served at once", bounds{1, 1_000_000}, func(c *Config) *int { return &c.Push.MaxStreams }),
+		number("accept-per-second", "push.acceptPerSecond", "watch streams accepted per second", bounds{1, 1_000_000}, func(c *Config) *int { return &c.Push.AcceptPerSecond }),
+		duration("reconnect-window", "push.reconnectWindow", "time over which clients are told to come back on shutdown", func(c *Config) *time.Duration { return &c.Push.ReconnectWindow }),
+		text("watch-transport", "push.watchTransport", "what carries watch streams: grpc or lean", func(c *Config) *string { return &c.Push.Transport }),
+		text("log-level", "log.level", "debug, info, warn or error", func(c *Config) *string { return &c.Log.Level }),
+		text("log-format", "log.format", "text or json", func(c *Config) *string { return &c.Log.Format }),
+	}
+}
+
+func storeSettings() []Setting {
+	return []Setting{
 		number("quota-mib", "data.quotaMiB", "bound of the embedded etcd's database in MiB", bounds{16, 8192}, func(c *Config) *int { return &c.Data.QuotaMiB }),
 		list("etcd-endpoints", "etcd.endpoints", "external etcd cluster, comma-separated; empty: embedded etcd", func(c *Config) *[]string { return &c.Etcd.Endpoints }),
 		text("etcd-ca-file", "etcd.caFile", "certificate authority of the etcd cluster", func(c *Config) *string { return &c.Etcd.CAFile }),
@@ -116,12 +162,16 @@ func Settings() []Setting {
 		text("etcd-user", "etcd.user", "user of the etcd cluster", func(c *Config) *string { return &c.Etcd.User }),
 		text("etcd-password-file", "etcd.passwordFile", "file that holds the user's password", func(c *Config) *string { return &c.Etcd.PasswordFile }),
 		number("outbox-max", "etcd.outboxMax", "records kept in etcd; the oldest go first", bounds{100, 1_000_000}, func(c *Config) *int { return &c.Etcd.OutboxMax }),
-		number("max-streams", "push.maxStreams", "watch streams served at once", bounds{1, 1_000_000}, func(c *Config) *int { return &c.Push.MaxStreams }),
-		number("accept-per-second", "push.acceptPerSecond", "watch streams accepted per second", bounds{1, 1_000_000}, func(c *Config) *int { return &c.Push.AcceptPerSecond }),
-		duration("reconnect-window", "push.reconnectWindow", "time over which clients are told to come back on shutdown", func(c *Config) *time.Duration { return &c.Push.ReconnectWindow }),
-		text("watch-transport", "push.watchTransport", "what carries watch streams: grpc or lean", func(c *Config) *string { return &c.Push.Transport }),
-		text("log-level", "log.level", "debug, info, warn or error", func(c *Config) *string { return &c.Log.Level }),
-		text("log-format", "log.format", "text or json", func(c *Config) *string { return &c.Log.Format }),
+	}
+}
+
+func relaySettings() []Setting {
+	return []Setting{
+		list("upstream", "relay.upstream", "policyd, or relays, that a relay follows, comma-separated", func(c *Config) *[]string { return &c.Relay.Upstream }),
+		text("upstream-ca-file", "relay.caFile", "certificate authority of the upstream; TLS is used to any but this machine", func(c *Config) *string { return &c.Relay.CAFile }),
+		text("upstream-cert-file", "relay.certFile", "client certificate for the upstream", func(c *Config) *string { return &c.Relay.CertFile }),
+		text("upstream-key-file", "relay.keyFile", "key of the client certificate", func(c *Config) *string { return &c.Relay.KeyFile }),
+		text("upstream-token-file", "relay.tokenFile", "file that holds a bearer token for the upstream", func(c *Config) *string { return &c.Relay.TokenFile }),
 	}
 }
 
@@ -188,6 +238,14 @@ func (c *Config) Validate() error {
 	}
 	if (c.Etcd.CertFile == "") != (c.Etcd.KeyFile == "") {
 		errs = append(errs, errors.New("etcd.certFile and etcd.keyFile: both or none"))
+	}
+	if (c.Relay.CertFile == "") != (c.Relay.KeyFile == "") {
+		errs = append(errs, errors.New("relay.certFile and relay.keyFile: both or none"))
+	}
+	for _, addr := range c.Relay.Upstream {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			errs = append(errs, fmt.Errorf("relay.upstream: %q is not host:port: %w", addr, err))
+		}
 	}
 	if (c.Etcd.User == "") != (c.Etcd.PasswordFile == "") {
 		errs = append(errs, errors.New("etcd.user and etcd.passwordFile: both or none"))

@@ -11,13 +11,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/policyd/policyd/internal/admin"
 	"github.com/policyd/policyd/internal/config"
@@ -93,18 +90,8 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 		Store: st, Fleet: registry, Peers: peers, Logger: logger, Version: Version(), Backlog: backlog.load,
 	})
 
-	// group ends with ctx or with the first part that fails; parts live until the stop.
-	parts, endParts := context.WithCancel(context.WithoutCancel(ctx))
-	group, groupCtx := errgroup.WithContext(parts)
-	stop.push("parts", func(context.Context) error { endParts(); return ignoreCanceled(group.Wait()) })
-	run := func(name string, f func(context.Context) error) {
-		group.Go(func() error {
-			if err := f(groupCtx); err != nil && groupCtx.Err() == nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			return nil
-		})
-	}
+	parts := newParts(ctx, &stop)
+	run := parts.run
 	run("store", func(ctx context.Context) error { return st.Run(ctx, hub.Publish) })
 	run("push", hub.Run)
 	run("sweeper", service.RunSweeper)
@@ -123,25 +110,14 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 
 	// Health is served from here on: who asks must hear why policyd is not ready yet.
 	var stopping atomic.Bool
-	httpServer := rest.Server(rest.New(rest.Config{
+	parts.serveHTTP(httpListener, &stop, rest.Config{
 		Ready:   func() error { return readiness(st, stopping.Load()) },
 		Metrics: telemetry.Handler(func() []telemetry.Sample { return samples(st, hub, registry, backlog) }),
 		Logger:  logger,
-	}), logger)
-	run("http", func(context.Context) error {
-		if err := httpServer.Serve(httpListener); !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
 	})
-	stop.push("http", func(ctx context.Context) error { return stopHTTP(ctx, httpServer) })
 
-	select {
-	case <-st.Loaded():
-	case <-ctx.Done():
-		return nil
-	case <-groupCtx.Done():
-		return group.Wait()
+	if goOn, err := parts.until(ctx, st.Loaded()); !goOn {
+		return err
 	}
 
 	adminServer, peerServer := rpc.New(service), peer.NewServer(registry)
@@ -175,12 +151,8 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 	if ready != nil {
 		ready(addrs)
 	}
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-groupCtx.Done():
-		return group.Wait()
-	}
+	_, err = parts.until(ctx, nil)
+	return err
 }
 
 // listen serves only this machine. "localhost" is whatever the machine says it is, so that

@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 
 	"github.com/policyd/policyd/internal/fleet"
@@ -30,7 +31,7 @@ func (b *backlog) refresh(ctx context.Context) {
 }
 
 func samples(st *store.Store, hub *push.Hub, registry *fleet.Registry, backlog *backlog) []telemetry.Sample {
-	view, stats, pushed := st.View(), st.Stats(), hub.Stats()
+	view, stats := st.View(), st.Stats()
 	stale := 0.0
 	if view.Stale {
 		stale = 1
@@ -44,6 +45,14 @@ func samples(st *store.Store, hub *push.Hub, registry *fleet.Registry, backlog *
 		{Name: "policyd_store_unreadable", Help: "Values in the store that cannot be decoded.", Value: float64(stats.Unreadable)},
 		{Name: "policyd_outbox_entries", Help: "Audit records that wait in the store.", Value: float64(backlog.load())},
 		{Name: "policyd_outbox_dropped_total", Help: "Audit records dropped because too many waited.", Value: float64(stats.OutboxDropped), Counter: true},
+	}
+	return slices.Concat(out, pushSamples(hub, registry), switchSamples(view))
+}
+
+// pushSamples are those of the streams that are served.
+func pushSamples(hub *push.Hub, registry *fleet.Registry) []telemetry.Sample {
+	pushed := hub.Stats()
+	out := []telemetry.Sample{
 		{Name: "policyd_push_streams", Help: "Open watch streams.", Value: float64(pushed.Streams)},
 		{Name: "policyd_push_refused_total", Help: "Watch streams turned away by the limits on their number and rate.", Value: float64(pushed.Refused), Counter: true},
 		{Name: "policyd_push_cut_off_total", Help: "Watch streams ended because they confirmed nothing.", Value: float64(pushed.CutOff), Counter: true},
@@ -59,7 +68,7 @@ func samples(st *store.Store, hub *push.Hub, registry *fleet.Registry, backlog *
 			Labels: []telemetry.Label{{Name: "state", Value: string(state)}},
 		})
 	}
-	return append(out, switchSamples(view)...)
+	return out
 }
 
 // switchSamples counts the active switches. Series stay when they fall to zero.

@@ -13,8 +13,11 @@ import (
 // replaces an older one, whose later calls change nothing.
 type Session struct {
 	registry *Registry
-	record   *record // nil: the registry was full
+	record   *record // nil: the registry was full, or it is no instance
 }
+
+// Unlisted returns a session of somebody who is no instance.
+func (r *Registry) Unlisted() *Session { return &Session{registry: r} }
 
 // current locks the record if the session still speaks for it.
 func (s *Session) current() (*record, bool) {

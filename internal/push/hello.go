@@ -34,6 +34,7 @@ const (
 type hello struct {
 	identity fleet.Identity
 	resume   resumePoint
+	relay    *policydv1.Relay // nil: it is an instance
 }
 
 func readHello(req *policydv1.WatchRequest) (*hello, error) {
@@ -58,6 +59,9 @@ func readHello(req *policydv1.WatchRequest) (*hello, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkRelay(m.GetRelay()); err != nil {
+		return nil, err
+	}
 	return &hello{
 		identity: fleet.Identity{
 			ID: m.GetInstance(), Namespace: m.GetNamespace(), Service: m.GetService(),
@@ -65,10 +69,26 @@ func readHello(req *policydv1.WatchRequest) (*hello, error) {
 			Mode: modeName(m.GetMode()), Targets: targets, Source: clip(m.GetSource(), maxText),
 			Drill: isDrillSDK(m.GetCapabilities()),
 		},
+		relay: m.GetRelay(),
 		resume: resumePoint{
 			epoch: m.GetResume().GetEpoch(), revision: m.GetResume().GetRevision(), hash: m.GetResume().GetHash(),
 		},
 	}, nil
+}
+
+func checkRelay(r *policydv1.Relay) error {
+	if r == nil {
+		return nil
+	}
+	if len(r.GetBelow()) > maxBelow {
+		return status.Errorf(codes.InvalidArgument, "hello: %d relays below: at most %d", len(r.GetBelow()), maxBelow)
+	}
+	for _, id := range append([]string{r.GetId()}, r.GetBelow()...) {
+		if err := checkName("relay", id, maxInstanceName); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func checkName(what, name string, limit int) error {

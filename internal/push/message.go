@@ -71,6 +71,7 @@ const (
 	fieldServerTime protowire.Number = 6
 	fieldEntries    protowire.Number = 7
 	fieldWithin     protowire.Number = 8
+	fieldAsOf       protowire.Number = 9
 )
 
 // frame is an encoded WatchResponse. Immutable; many streams send the same one.
@@ -89,7 +90,7 @@ const frameOverhead = 5
 const maxFrameAge = 200 * time.Millisecond
 
 // stamp makes the frame of piece i.
-func (m *message) stamp(i int, revision int64, now, within time.Duration) *frame {
+func (m *message) stamp(i int, revision int64, now, within time.Duration, clock reading) *frame {
 	p := &m.pieces[i]
 	var fields []byte
 	fields = protowire.AppendTag(fields, fieldEpoch, protowire.BytesType)
@@ -107,11 +108,14 @@ func (m *message) stamp(i int, revision int64, now, within time.Duration) *frame
 		fields = protowire.AppendVarint(fields, 1)
 	}
 	fields = protowire.AppendTag(fields, fieldServerTime, protowire.BytesType)
-	wall := time.Now()
-	fields = protowire.AppendBytes(fields, encodeTime(wall.Unix(), wall.Nanosecond()))
+	fields = protowire.AppendBytes(fields, encodeTime(clock.time.Unix(), clock.time.Nanosecond()))
 	if within > 0 {
 		fields = protowire.AppendTag(fields, fieldWithin, protowire.BytesType)
 		fields = protowire.AppendBytes(fields, encodeTime(int64(within/time.Second), int(within%time.Second)))
+	}
+	if !clock.asOf.IsZero() {
+		fields = protowire.AppendTag(fields, fieldAsOf, protowire.BytesType)
+		fields = protowire.AppendBytes(fields, encodeTime(clock.asOf.Unix(), clock.asOf.Nanosecond()))
 	}
 
 	var head []byte
@@ -142,10 +146,12 @@ func encodeTime(seconds int64, nanos int) []byte {
 	return protowire.AppendVarint(b, uint64(nanos))
 }
 
-func heartbeatFrame(revision int64) *frame {
-	return encode(&policydv1.WatchResponse{Kind: &policydv1.WatchResponse_Heartbeat{
-		Heartbeat: &policydv1.Heartbeat{Revision: revision, ServerTime: timestamppb.Now()},
-	}}, revision)
+func heartbeatFrame(revision int64, clock reading) *frame {
+	beat := &policydv1.Heartbeat{Revision: revision, ServerTime: timestamppb.New(clock.time)}
+	if !clock.asOf.IsZero() {
+		beat.AsOf = timestamppb.New(clock.asOf)
+	}
+	return encode(&policydv1.WatchResponse{Kind: &policydv1.WatchResponse_Heartbeat{Heartbeat: beat}}, revision)
 }
 
 func goAwayFrame(within time.Duration, reason string) *frame {

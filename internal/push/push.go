@@ -37,6 +37,8 @@ type Config struct {
 	// default 20ms. A switch never waits.
 	Gather time.Duration
 	Limits Limits
+	// Relay is nil where what is published comes from the store.
+	Relay *Relay
 }
 
 // Limits of a Hub. A zero field takes its default.

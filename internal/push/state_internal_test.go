@@ -47,7 +47,7 @@ func (r *reader) read(t require.TestingT, v *view, resumed bool) {
 	}
 	m := st.message(v, from)
 	for i := range m.pieces {
-		f := m.stamp(i, max(st.snap.revision, s.told), 0, 0)
+		f := m.stamp(i, max(st.snap.revision, s.told), 0, 0, reading{time: time.Now()})
 		require.Equal(t, f.size, f.data.Len())
 		var got policydv1.WatchResponse
 		require.NoError(t, proto.Unmarshal(f.data.Materialize(), &got))

@@ -27,7 +27,9 @@ type stream struct {
 	namespace string
 	drill     bool
 
-	id string // guarded by Hub.roster
+	// guarded by Hub.roster
+	id    string
+	relay *policydv1.Relay // nil: an instance
 
 	// atomic
 	received   atomic.Int64 // when the instance was last heard of, a time.Duration
@@ -187,7 +189,7 @@ func (s *stream) send(st *viewState, from point, now time.Duration) {
 		go s.transfer(m, revision, within)
 		return
 	}
-	f := st.frame(m, s.told, now, within)
+	f := st.frame(m, s.told, now, within, s.hub.reading)
 	if !s.put(f) {
 		return
 	}
@@ -227,7 +229,7 @@ func (s *stream) sent(st *viewState, m *message, revision int64, now time.Durati
 func (s *stream) transfer(m *message, revision int64, within time.Duration) {
 	defer s.transfers.Done()
 	for i := range m.pieces {
-		f := m.stamp(i, revision, s.hub.now(), within)
+		f := m.stamp(i, revision, s.hub.now(), within, s.hub.reading())
 		if err := s.conn.SendMsg(f); err != nil {
 			s.end(nil) // its Recv says why
 			return

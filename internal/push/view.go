@@ -299,11 +299,11 @@ func (st *viewState) reaches(v *view, seq uint64) bool {
 
 // frame returns a message of one piece, ready to send. A frame that was made a moment ago
 // serves all streams that are not told more already.
-func (st *viewState) frame(m *message, least int64, now, within time.Duration) *frame {
+func (st *viewState) frame(m *message, least int64, now, within time.Duration, clock func() reading) *frame {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if m.frame == nil || m.frame.revision < least || now-m.frame.at > maxFrameAge {
-		m.frame = m.stamp(0, max(least, st.snap.revision), now, within)
+		m.frame = m.stamp(0, max(least, st.snap.revision), now, within, clock())
 	}
 	return m.frame
 }

@@ -42,7 +42,12 @@ func (h *Hub) Watch(conn grpc.BidiStreamingServer[policydv1.WatchRequest, policy
 	if err != nil {
 		return err
 	}
-	h.join(s, hello)
+	if err := h.looped(hello.relay); err != nil {
+		return err
+	}
+	if err := h.join(s, hello); err != nil {
+		return err
+	}
 	defer h.part(s)
 	return s.verdict(s.listen(conn))
 }
@@ -100,19 +105,27 @@ func (h *Hub) leave(s *stream) {
 const suspectAfter = 25 * time.Second
 
 // join makes the stream known to everybody, which starts what it is sent.
-func (h *Hub) join(s *stream, hello *hello) {
+func (h *Hub) join(s *stream, hello *hello) error {
 	s.namespace, s.drill, s.resume = hello.identity.Namespace, hello.identity.Drill, &hello.resume
 	s.received.Store(int64(h.now()))
 	s.view = h.acquire(newTargetSet(hello.identity.Targets, s.drill))
+	if err := s.outdated(); err != nil {
+		h.release(s.view)
+		return err
+	}
 
 	held, resumed := s.holds()
-	s.session = h.fleet.Connect(hello.identity, held, resumed)
+	if hello.relay == nil {
+		s.session = h.fleet.Connect(hello.identity, held, resumed)
+	} else {
+		s.session = h.fleet.Unlisted()
+	}
 	if resumed {
 		h.stats.resumed.Add(1)
 	}
 
 	h.roster.Lock()
-	s.id = hello.identity.ID
+	s.id, s.relay = hello.identity.ID, hello.relay
 	older := h.byID[s.id]
 	h.byID[s.id] = s
 	h.roster.Unlock()
@@ -120,6 +133,7 @@ func (h *Hub) join(s *stream, hello *hello) {
 		older.end(status.Error(codes.Aborted, "a newer stream of the same instance took over"))
 	}
 	s.shard.move(move{s: s, to: s.view})
+	return nil
 }
 
 // holds returns the revision that the resume point proves and whether it spares a snapshot.

@@ -209,7 +209,9 @@ type Hello struct {
 	// Absent: the instance holds nothing.
 	Resume *ResumePoint `protobuf:"bytes,9,opt,name=resume,proto3" json:"resume,omitempty"`
 	// Where the policy in force came from at start: "built-in", "disk cache", "file".
-	Source        string `protobuf:"bytes,10,opt,name=source,proto3" json:"source,omitempty"`
+	Source string `protobuf:"bytes,10,opt,name=source,proto3" json:"source,omitempty"`
+	// Set by a relay, which counts as no instance.
+	Relay         *Relay `protobuf:"bytes,11,opt,name=relay,proto3" json:"relay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -314,6 +316,86 @@ func (x *Hello) GetSource() string {
 	return ""
 }
 
+func (x *Hello) GetRelay() *Relay {
+	if x != nil {
+		return x.Relay
+	}
+	return nil
+}
+
+// Relay is a policyd without a store: it passes on what another policyd sends it.
+type Relay struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Random, new at each start.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Where it serves, for people.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	// Ids of the relays connected below it, at any depth. A relay that finds its own id here
+	// is asked to be its own upstream and refuses.
+	Below         []string `protobuf:"bytes,4,rep,name=below,proto3" json:"below,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Relay) Reset() {
+	*x = Relay{}
+	mi := &file_policyd_v1_watch_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Relay) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Relay) ProtoMessage() {}
+
+func (x *Relay) ProtoReflect() protoreflect.Message {
+	mi := &file_policyd_v1_watch_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Relay.ProtoReflect.Descriptor instead.
+func (*Relay) Descriptor() ([]byte, []int) {
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Relay) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Relay) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Relay) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Relay) GetBelow() []string {
+	if x != nil {
+		return x.Below
+	}
+	return nil
+}
+
 // Subscribe replaces the targets of the stream; the answer is a snapshot.
 type Subscribe struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -324,7 +406,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_policyd_v1_watch_proto_msgTypes[2]
+	mi := &file_policyd_v1_watch_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -336,7 +418,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_watch_proto_msgTypes[2]
+	mi := &file_policyd_v1_watch_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -349,7 +431,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{2}
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Subscribe) GetTargets() []string {
@@ -371,7 +453,7 @@ type ResumePoint struct {
 
 func (x *ResumePoint) Reset() {
 	*x = ResumePoint{}
-	mi := &file_policyd_v1_watch_proto_msgTypes[3]
+	mi := &file_policyd_v1_watch_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -383,7 +465,7 @@ func (x *ResumePoint) String() string {
 func (*ResumePoint) ProtoMessage() {}
 
 func (x *ResumePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_watch_proto_msgTypes[3]
+	mi := &file_policyd_v1_watch_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -396,7 +478,7 @@ func (x *ResumePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumePoint.ProtoReflect.Descriptor instead.
 func (*ResumePoint) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{3}
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ResumePoint) GetEpoch() string {
@@ -435,7 +517,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_policyd_v1_watch_proto_msgTypes[4]
+	mi := &file_policyd_v1_watch_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +529,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_watch_proto_msgTypes[4]
+	mi := &file_policyd_v1_watch_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +542,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{4}
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Ack) GetEpoch() string {
@@ -506,7 +588,7 @@ type Rejection struct {
 
 func (x *Rejection) Reset() {
 	*x = Rejection{}
-	mi := &file_policyd_v1_watch_proto_msgTypes[5]
+	mi := &file_policyd_v1_watch_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -518,7 +600,7 @@ func (x *Rejection) String() string {
 func (*Rejection) ProtoMessage() {}
 
 func (x *Rejection) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_watch_proto_msgTypes[5]
+	mi := &file_policyd_v1_watch_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -531,7 +613,7 @@ func (x *Rejection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejection.ProtoReflect.Descriptor instead.
 func (*Rejection) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{5}
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Rejection) GetScope() string {
@@ -576,7 +658,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_policyd_v1_watch_proto_msgTypes[6]
+	mi := &file_policyd_v1_watch_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -588,7 +670,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_watch_proto_msgTypes[6]
+	mi := &file_policyd_v1_watch_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -601,7 +683,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{6}
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WatchResponse) GetKind() isWatchResponse_Kind {
@@ -679,13 +761,16 @@ type Update struct {
 	// the confirmations of a fleet stay out of the way of the update itself. What comes
 	// meanwhile is confirmed with it. Absent: at once.
 	ConfirmWithin *durationpb.Duration `protobuf:"bytes,8,opt,name=confirm_within,json=confirmWithin,proto3" json:"confirm_within,omitempty"`
+	// Set by a relay that is cut off from its upstream: when what it holds was last known to
+	// be the newest, by the clock of server_time. Absent: it is the newest now.
+	AsOf          *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Update) Reset() {
 	*x = Update{}
-	mi := &file_policyd_v1_watch_proto_msgTypes[7]
+	mi := &file_policyd_v1_watch_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -697,7 +782,7 @@ func (x *Update) String() string {
 func (*Update) ProtoMessage() {}
 
 func (x *Update) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_watch_proto_msgTypes[7]
+	mi := &file_policyd_v1_watch_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -710,7 +795,7 @@ func (x *Update) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Update.ProtoReflect.Descriptor instead.
 func (*Update) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{7}
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Update) GetEpoch() string {
@@ -769,6 +854,13 @@ func (x *Update) GetConfirmWithin() *durationpb.Duration {
 	return nil
 }
 
+func (x *Update) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
 // Entry is one document or its absence.
 type Entry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -787,7 +879,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_policyd_v1_watch_proto_msgTypes[8]
+	mi := &file_policyd_v1_watch_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +891,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_watch_proto_msgTypes[8]
+	mi := &file_policyd_v1_watch_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +904,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{8}
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Entry) GetKey() string {
@@ -888,16 +980,18 @@ func (*Entry_Deleted) isEntry_Document() {}
 
 // Heartbeat is sent every 15 s. A revision above the instance's concerns other scopes.
 type Heartbeat struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Revision      int64                  `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	ServerTime    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Revision   int64                  `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	ServerTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
+	// As in Update.
+	AsOf          *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_policyd_v1_watch_proto_msgTypes[9]
+	mi := &file_policyd_v1_watch_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +1003,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_watch_proto_msgTypes[9]
+	mi := &file_policyd_v1_watch_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +1016,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{9}
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Heartbeat) GetRevision() int64 {
@@ -939,6 +1033,13 @@ func (x *Heartbeat) GetServerTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Heartbeat) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
 // GoAway asks the instance to reconnect at a random time within the window.
 type GoAway struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -950,7 +1051,7 @@ type GoAway struct {
 
 func (x *GoAway) Reset() {
 	*x = GoAway{}
-	mi := &file_policyd_v1_watch_proto_msgTypes[10]
+	mi := &file_policyd_v1_watch_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1063,7 @@ func (x *GoAway) String() string {
 func (*GoAway) ProtoMessage() {}
 
 func (x *GoAway) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_watch_proto_msgTypes[10]
+	mi := &file_policyd_v1_watch_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1076,7 @@ func (x *GoAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoAway.ProtoReflect.Descriptor instead.
 func (*GoAway) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{10}
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GoAway) GetReconnectWithin() *durationpb.Duration {
@@ -1004,7 +1105,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_policyd_v1_watch_proto_msgTypes[11]
+	mi := &file_policyd_v1_watch_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1016,7 +1117,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_watch_proto_msgTypes[11]
+	mi := &file_policyd_v1_watch_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1029,7 +1130,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{11}
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Report) GetPeriod() *durationpb.Duration {
@@ -1070,7 +1171,7 @@ type EndpointReport struct {
 
 func (x *EndpointReport) Reset() {
 	*x = EndpointReport{}
-	mi := &file_policyd_v1_watch_proto_msgTypes[12]
+	mi := &file_policyd_v1_watch_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1183,7 @@ func (x *EndpointReport) String() string {
 func (*EndpointReport) ProtoMessage() {}
 
 func (x *EndpointReport) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_watch_proto_msgTypes[12]
+	mi := &file_policyd_v1_watch_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1196,7 @@ func (x *EndpointReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointReport.ProtoReflect.Descriptor instead.
 func (*EndpointReport) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{12}
+	return file_policyd_v1_watch_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EndpointReport) GetEndpoint() string {
@@ -1179,7 +1280,7 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"\tsubscribe\x18\x02 \x01(\v2\x15.policyd.v1.SubscribeH\x00R\tsubscribe\x12#\n" +
 	"\x03ack\x18\x03 \x01(\v2\x0f.policyd.v1.AckH\x00R\x03ack\x12,\n" +
 	"\x06report\x18\x04 \x01(\v2\x12.policyd.v1.ReportH\x00R\x06reportB\x06\n" +
-	"\x04kind\"\xcc\x02\n" +
+	"\x04kind\"\xf5\x02\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x18\n" +
@@ -1192,7 +1293,13 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"\fcapabilities\x18\b \x03(\tR\fcapabilities\x12/\n" +
 	"\x06resume\x18\t \x01(\v2\x17.policyd.v1.ResumePointR\x06resume\x12\x16\n" +
 	"\x06source\x18\n" +
-	" \x01(\tR\x06source\"%\n" +
+	" \x01(\tR\x06source\x12'\n" +
+	"\x05relay\x18\v \x01(\v2\x11.policyd.v1.RelayR\x05relay\"a\n" +
+	"\x05Relay\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x12\x14\n" +
+	"\x05below\x18\x04 \x03(\tR\x05below\"%\n" +
 	"\tSubscribe\x12\x18\n" +
 	"\atargets\x18\x01 \x03(\tR\atargets\"S\n" +
 	"\vResumePoint\x12\x14\n" +
@@ -1213,7 +1320,7 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"\x06update\x18\x01 \x01(\v2\x12.policyd.v1.UpdateH\x00R\x06update\x125\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x15.policyd.v1.HeartbeatH\x00R\theartbeat\x12-\n" +
 	"\ago_away\x18\x03 \x01(\v2\x12.policyd.v1.GoAwayH\x00R\x06goAwayB\x06\n" +
-	"\x04kind\"\xaa\x02\n" +
+	"\x04kind\"\xdb\x02\n" +
 	"\x06Update\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x12\n" +
@@ -1223,7 +1330,8 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"\vserver_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"serverTime\x12+\n" +
 	"\aentries\x18\a \x03(\v2\x11.policyd.v1.EntryR\aentries\x12@\n" +
-	"\x0econfirm_within\x18\b \x01(\v2\x19.google.protobuf.DurationR\rconfirmWithin\"\xc6\x01\n" +
+	"\x0econfirm_within\x18\b \x01(\v2\x19.google.protobuf.DurationR\rconfirmWithin\x12/\n" +
+	"\x05as_of\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\"\xc6\x01\n" +
 	"\x05Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12,\n" +
@@ -1232,11 +1340,12 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"killSwitch\x12\x1a\n" +
 	"\adeleted\x18\x05 \x01(\bH\x00R\adeletedB\n" +
 	"\n" +
-	"\bdocument\"d\n" +
+	"\bdocument\"\x95\x01\n" +
 	"\tHeartbeat\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12;\n" +
 	"\vserver_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"serverTime\"f\n" +
+	"serverTime\x12/\n" +
+	"\x05as_of\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\"f\n" +
 	"\x06GoAway\x12D\n" +
 	"\x10reconnect_within\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x0freconnectWithin\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"u\n" +
@@ -1282,56 +1391,60 @@ func file_policyd_v1_watch_proto_rawDescGZIP() []byte {
 }
 
 var file_policyd_v1_watch_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_policyd_v1_watch_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_policyd_v1_watch_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_policyd_v1_watch_proto_goTypes = []any{
 	(Mode)(0),                     // 0: policyd.v1.Mode
 	(*WatchRequest)(nil),          // 1: policyd.v1.WatchRequest
 	(*Hello)(nil),                 // 2: policyd.v1.Hello
-	(*Subscribe)(nil),             // 3: policyd.v1.Subscribe
-	(*ResumePoint)(nil),           // 4: policyd.v1.ResumePoint
-	(*Ack)(nil),                   // 5: policyd.v1.Ack
-	(*Rejection)(nil),             // 6: policyd.v1.Rejection
-	(*WatchResponse)(nil),         // 7: policyd.v1.WatchResponse
-	(*Update)(nil),                // 8: policyd.v1.Update
-	(*Entry)(nil),                 // 9: policyd.v1.Entry
-	(*Heartbeat)(nil),             // 10: policyd.v1.Heartbeat
-	(*GoAway)(nil),                // 11: policyd.v1.GoAway
-	(*Report)(nil),                // 12: policyd.v1.Report
-	(*EndpointReport)(nil),        // 13: policyd.v1.EndpointReport
-	nil,                           // 14: policyd.v1.EndpointReport.SuppressedEntry
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
-	(*Policy)(nil),                // 17: policyd.v1.Policy
-	(*KillSwitch)(nil),            // 18: policyd.v1.KillSwitch
+	(*Relay)(nil),                 // 3: policyd.v1.Relay
+	(*Subscribe)(nil),             // 4: policyd.v1.Subscribe
+	(*ResumePoint)(nil),           // 5: policyd.v1.ResumePoint
+	(*Ack)(nil),                   // 6: policyd.v1.Ack
+	(*Rejection)(nil),             // 7: policyd.v1.Rejection
+	(*WatchResponse)(nil),         // 8: policyd.v1.WatchResponse
+	(*Update)(nil),                // 9: policyd.v1.Update
+	(*Entry)(nil),                 // 10: policyd.v1.Entry
+	(*Heartbeat)(nil),             // 11: policyd.v1.Heartbeat
+	(*GoAway)(nil),                // 12: policyd.v1.GoAway
+	(*Report)(nil),                // 13: policyd.v1.Report
+	(*EndpointReport)(nil),        // 14: policyd.v1.EndpointReport
+	nil,                           // 15: policyd.v1.EndpointReport.SuppressedEntry
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
+	(*Policy)(nil),                // 18: policyd.v1.Policy
+	(*KillSwitch)(nil),            // 19: policyd.v1.KillSwitch
 }
 var file_policyd_v1_watch_proto_depIdxs = []int32{
 	2,  // 0: policyd.v1.WatchRequest.hello:type_name -> policyd.v1.Hello
-	3,  // 1: policyd.v1.WatchRequest.subscribe:type_name -> policyd.v1.Subscribe
-	5,  // 2: policyd.v1.WatchRequest.ack:type_name -> policyd.v1.Ack
-	12, // 3: policyd.v1.WatchRequest.report:type_name -> policyd.v1.Report
+	4,  // 1: policyd.v1.WatchRequest.subscribe:type_name -> policyd.v1.Subscribe
+	6,  // 2: policyd.v1.WatchRequest.ack:type_name -> policyd.v1.Ack
+	13, // 3: policyd.v1.WatchRequest.report:type_name -> policyd.v1.Report
 	0,  // 4: policyd.v1.Hello.mode:type_name -> policyd.v1.Mode
-	4,  // 5: policyd.v1.Hello.resume:type_name -> policyd.v1.ResumePoint
-	6,  // 6: policyd.v1.Ack.rejected:type_name -> policyd.v1.Rejection
-	8,  // 7: policyd.v1.WatchResponse.update:type_name -> policyd.v1.Update
-	10, // 8: policyd.v1.WatchResponse.heartbeat:type_name -> policyd.v1.Heartbeat
-	11, // 9: policyd.v1.WatchResponse.go_away:type_name -> policyd.v1.GoAway
-	15, // 10: policyd.v1.Update.server_time:type_name -> google.protobuf.Timestamp
-	9,  // 11: policyd.v1.Update.entries:type_name -> policyd.v1.Entry
-	16, // 12: policyd.v1.Update.confirm_within:type_name -> google.protobuf.Duration
-	17, // 13: policyd.v1.Entry.policy:type_name -> policyd.v1.Policy
-	18, // 14: policyd.v1.Entry.kill_switch:type_name -> policyd.v1.KillSwitch
-	15, // 15: policyd.v1.Heartbeat.server_time:type_name -> google.protobuf.Timestamp
-	16, // 16: policyd.v1.GoAway.reconnect_within:type_name -> google.protobuf.Duration
-	16, // 17: policyd.v1.Report.period:type_name -> google.protobuf.Duration
-	13, // 18: policyd.v1.Report.endpoints:type_name -> policyd.v1.EndpointReport
-	14, // 19: policyd.v1.EndpointReport.suppressed:type_name -> policyd.v1.EndpointReport.SuppressedEntry
-	1,  // 20: policyd.v1.WatchService.Watch:input_type -> policyd.v1.WatchRequest
-	7,  // 21: policyd.v1.WatchService.Watch:output_type -> policyd.v1.WatchResponse
-	21, // [21:22] is the sub-list for method output_type
-	20, // [20:21] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	5,  // 5: policyd.v1.Hello.resume:type_name -> policyd.v1.ResumePoint
+	3,  // 6: policyd.v1.Hello.relay:type_name -> policyd.v1.Relay
+	7,  // 7: policyd.v1.Ack.rejected:type_name -> policyd.v1.Rejection
+	9,  // 8: policyd.v1.WatchResponse.update:type_name -> policyd.v1.Update
+	11, // 9: policyd.v1.WatchResponse.heartbeat:type_name -> policyd.v1.Heartbeat
+	12, // 10: policyd.v1.WatchResponse.go_away:type_name -> policyd.v1.GoAway
+	16, // 11: policyd.v1.Update.server_time:type_name -> google.protobuf.Timestamp
+	10, // 12: policyd.v1.Update.entries:type_name -> policyd.v1.Entry
+	17, // 13: policyd.v1.Update.confirm_within:type_name -> google.protobuf.Duration
+	16, // 14: policyd.v1.Update.as_of:type_name -> google.protobuf.Timestamp
+	18, // 15: policyd.v1.Entry.policy:type_name -> policyd.v1.Policy
+	19, // 16: policyd.v1.Entry.kill_switch:type_name -> policyd.v1.KillSwitch
+	16, // 17: policyd.v1.Heartbeat.server_time:type_name -> google.protobuf.Timestamp
+	16, // 18: policyd.v1.Heartbeat.as_of:type_name -> google.protobuf.Timestamp
+	17, // 19: policyd.v1.GoAway.reconnect_within:type_name -> google.protobuf.Duration
+	17, // 20: policyd.v1.Report.period:type_name -> google.protobuf.Duration
+	14, // 21: policyd.v1.Report.endpoints:type_name -> policyd.v1.EndpointReport
+	15, // 22: policyd.v1.EndpointReport.suppressed:type_name -> policyd.v1.EndpointReport.SuppressedEntry
+	1,  // 23: policyd.v1.WatchService.Watch:input_type -> policyd.v1.WatchRequest
+	8,  // 24: policyd.v1.WatchService.Watch:output_type -> policyd.v1.WatchResponse
+	24, // [24:25] is the sub-list for method output_type
+	23, // [23:24] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_policyd_v1_watch_proto_init() }
@@ -1347,12 +1460,12 @@ func file_policyd_v1_watch_proto_init() {
 		(*WatchRequest_Ack)(nil),
 		(*WatchRequest_Report)(nil),
 	}
-	file_policyd_v1_watch_proto_msgTypes[6].OneofWrappers = []any{
+	file_policyd_v1_watch_proto_msgTypes[7].OneofWrappers = []any{
 		(*WatchResponse_Update)(nil),
 		(*WatchResponse_Heartbeat)(nil),
 		(*WatchResponse_GoAway)(nil),
 	}
-	file_policyd_v1_watch_proto_msgTypes[8].OneofWrappers = []any{
+	file_policyd_v1_watch_proto_msgTypes[9].OneofWrappers = []any{
 		(*Entry_Policy)(nil),
 		(*Entry_KillSwitch)(nil),
 		(*Entry_Deleted)(nil),
@@ -1363,7 +1476,7 @@ func file_policyd_v1_watch_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_policyd_v1_watch_proto_rawDesc), len(file_policyd_v1_watch_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

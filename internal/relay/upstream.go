@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/policyd/policyd/internal/policy"
+	"github.com/policyd/policyd/sdk/go/engine"
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+)
+
+const (
+	// silence is how long an upstream may say nothing: 2.5 heartbeats of 15 s.
+	silence = 37500 * time.Millisecond
+	// longestWindow bounds the wait that a GoAway asks for.
+	longestWindow = 10 * time.Minute
+	// maxPieces bounds the encoded size of one update, all pieces together.
+	maxPieces = 256 << 20
+)
+
+// Why a stream ends from this side.
+var (
+	errConnecting = errors.New("not connected yet")
+	errSilent     = errors.New("no heartbeat within 37.5s")
+	errGoAway     = errors.New("the upstream asked to reconnect")
+	errCutOff     = errors.New("the upstream is cut off itself and has data of another epoch")
+	errTwice      = errors.New("snapshot does not fit its own hash")
+	errPieces     = errors.New("pieces of different updates")
+	errOversize   = fmt.Errorf("update of more than %d bytes", maxPieces)
+)
+
+// follow keeps one stream to an upstream open, never two, until ctx ends.
+func (r *Relay) follow(ctx context.Context) {
+	var wait reconnect
+	for next := int(share() * float64(len(r.cfg.Upstream))); ; next++ {
+		addr := r.cfg.Upstream[next%len(r.cfg.Upstream)]
+		s := &session{r: r, addr: addr, heard: time.Now()}
+		end := s.run(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		r.lost(ctx, addr, end.err, s.heard)
+		left := max(0, time.Until(end.comeBack))
+		if !sleep(ctx, left+wait.after(end, share())) {
+			return
+		}
+	}
+}
+
+// session is one stream to an upstream.
+type session struct {
+	r      *Relay
+	addr   string
+	cancel context.CancelCauseFunc
+	stream grpc.BidiStreamingClient[policydv1.WatchRequest, policydv1.WatchResponse]
+	// sending is shared.
+	sendMu sync.Mutex
+
+	pieces   *update
+	size     int
+	upSince  time.Time // of the first update; zero before
+	heard    time.Time // when the upstream was last heard of
+	older    bool      // an older revision was told
+	asked    string    // update after which a snapshot was asked for
+	comeBack time.Time // when a GoAway wants the next stream; zero without one
+	leave    *time.Timer
+}
+
+// run opens the stream, serves it to its end and says how it ended.
+func (s *session) run(ctx context.Context) ended {
+	own, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.cancel = cancel
+	err := s.serve(own)
+	if s.leave != nil {
+		s.leave.Stop()
+	}
+	if cause := context.Cause(own); cause != nil && status.Code(err) == codes.Canceled {
+		err = cause
+	}
+	if err == io.EOF { //nolint:errorlint // gRPC returns it bare
+		err = errors.New("the upstream ended the stream")
+	}
+	end := ended{err: err, comeBack: s.comeBack}
+	if !s.upSince.IsZero() {
+		end.up = time.Since(s.upSince)
+	}
+	return end
+}
+
+func (s *session) serve(ctx context.Context) error {
+	// An upstream that is gone without a word must not be waited for.
+	dog := time.AfterFunc(silence, func() { s.cancel(errSilent) })
+	defer dog.Stop()
+	conn, err := s.r.cfg.Security.dial(s.addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if ctx, err = s.r.cfg.Security.authorized(ctx); err != nil {
+		return err
+	}
+	if s.stream, err = policydv1.NewWatchServiceClient(conn).Watch(ctx); err != nil {
+		return err
+	}
+	hello := &policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Hello{Hello: s.r.hello()}}
+	if err := s.send(hello); err != nil {
+		return err
+	}
+	for {
+		var m raw
+		if err := s.stream.RecvMsg(&m); err != nil {
+			return err
+		}
+		dog.Reset(silence)
+		s.heard = time.Now()
+		if err := s.receive(m, s.heard); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *session) send(m *policydv1.WatchRequest) error {
+	s.sendMu.Lock()
+	err := s.stream.Send(m)
+	s.sendMu.Unlock()
+	if err == io.EOF { //nolint:errorlint // gRPC returns it bare; the status is behind it
+		var m raw
+		err = s.stream.RecvMsg(&m)
+	}
+	return err
+}
+
+// hello introduces this relay as what it is: somebody who wants everything.
+func (r *Relay) hello() *policydv1.Hello {
+	r.mu.Lock()
+	resume := r.state.resume()
+	r.mu.Unlock()
+	about := &policydv1.Relay{Id: r.id, Address: r.cfg.Address, Version: r.cfg.Version}
+	if r.cfg.Below != nil {
+		about.Below = r.cfg.Below()
+	}
+	return &policydv1.Hello{
+		Instance: "relay-" + r.id, SdkLanguage: "relay", SdkVersion: r.cfg.Version, Mode: policydv1.Mode_MODE_ENFORCE,
+		Targets: []string{string(engine.Global)}, Capabilities: []string{"drill"}, Resume: resume, Relay: about,
+	}
+}
+
+func (s *session) receive(m raw, now time.Time) error {
+	u, other, err := readResponse(m)
+	if err != nil {
+		s.r.doubt()
+		return err
+	}
+	if u != nil {
+		return s.update(u, now)
+	}
+	switch kind := other.GetKind().(type) {
+	case *policydv1.WatchResponse_Heartbeat:
+		s.heartbeat(kind.Heartbeat, now)
+	case *policydv1.WatchResponse_GoAway:
+		if s.comeBack.IsZero() {
+			window := min(max(kind.GoAway.GetReconnectWithin().AsDuration(), 0), longestWindow)
+			wait := time.Duration(share() * float64(window))
+			s.comeBack = now.Add(wait)
+			s.leave = time.AfterFunc(wait, func() { s.cancel(errGoAway) })
+		}
+	case *policydv1.WatchResponse_Update: // read above
+	}
+	return nil
+}
+
+// heartbeat takes the word of an upstream that is not behind.
+func (s *session) heartbeat(beat *policydv1.Heartbeat, now time.Time) {
+	r := s.r
+	if s.upSince.IsZero() {
+		return
+	}
+	r.mu.Lock()
+	behind := !r.state.agreed || beat.GetRevision() < r.state.revision
+	news := !behind && beat.GetRevision() > r.state.revision
+	if news {
+		r.state.revision = beat.GetRevision()
+	}
+	u := policy.Update{Epoch: policy.Epoch(r.state.epoch), Revision: policy.Revision(r.state.revision), DeletionsKnownSince: policy.Revision(r.state.since)}
+	r.mu.Unlock()
+	if behind {
+		return
+	}
+	r.clock.seen(timeOf(beat.GetServerTime()), now)
+	r.vouched(timeOf(beat.GetAsOf()))
+	if news {
+		r.publish(u)
+	}
+}
+
+// update gathers the pieces of an update and applies it once it is whole.
+func (s *session) update(u *update, now time.Time) error {
+	for _, e := range u.entries {
+		s.size += len(e.key) + len(e.document)
+	}
+	if s.size > maxPieces {
+		return errOversize
+	}
+	switch {
+	case s.pieces == nil:
+		s.pieces = u
+	case s.pieces.GetEpoch() != u.GetEpoch() || s.pieces.GetRevision() != u.GetRevision():
+		return errPieces
+	default:
+		u.Snapshot = s.pieces.GetSnapshot()
+		u.entries = append(s.pieces.entries, u.entries...)
+		s.pieces = u
+	}
+	if len(s.pieces.entries) > 2*maxEntries {
+		return errTooLarge
+	}
+	if u.GetMore() {
+		return nil
+	}
+	whole := s.pieces
+	s.pieces, s.size = nil, 0
+	return s.apply(whole, now)
+}
+
+func (s *session) apply(u *update, now time.Time) error {
+	r := s.r
+	before, out, err := r.take(u, now)
+	if err != nil {
+		r.stats.refused.Add(1)
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, errOlder):
+		if !s.older {
+			s.older = true
+			r.log.Warn("the upstream sent an older revision; it is ignored", "addr", s.addr, "revision", u.GetRevision())
+		}
+		return s.ack(false)
+	case errors.Is(err, errHash), errors.Is(err, errNoEpoch):
+		return s.askSnapshot(u, err)
+	default:
+		return err
+	}
+	r.clock.seen(timeOf(u.GetServerTime()), now)
+	r.vouched(timeOf(u.GetAsOf()))
+	if before != "" && before != string(out.Epoch) {
+		r.log.Warn("the upstream has other data than before, as after a restore; everything was taken anew",
+			"addr", s.addr, "epoch", out.Epoch, "before", before, "revision", out.Revision)
+		// A restart must not bring back an epoch that the cell has left.
+		var failed bool
+		r.save(&failed)
+	}
+	r.publish(out)
+	r.unsaved()
+	r.stats.updates.Add(1)
+	if out.Reset {
+		r.stats.snapshots.Add(1)
+	}
+	if s.upSince.IsZero() {
+		s.upSince = now
+		r.connected(s.addr)
+	}
+	if before == "" {
+		close(r.loaded)
+	}
+	return s.ack(false)
+}
+
+// take applies an update and returns the epoch before it.
+func (r *Relay) take(u *update, now time.Time) (before string, out policy.Update, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before = r.state.epoch
+	if before != "" && before != u.GetEpoch() && u.GetAsOf() != nil {
+		return before, out, errCutOff
+	}
+	out, err = r.state.apply(u, now)
+	return before, out, err
+}
+
+// doubt makes the next stream start from a snapshot: an update could not be read.
+func (r *Relay) doubt() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.state.agreed = false
+}
+
+// askSnapshot asks for the whole state, once per update: what does not fit then ends the
+// stream, so that the next try comes after a wait and perhaps from another upstream.
+func (s *session) askSnapshot(u *update, why error) error {
+	this := fmt.Sprintf("%s %d", u.GetEpoch(), u.GetRevision())
+	if u.GetSnapshot() || s.asked == this {
+		return fmt.Errorf("%w: %w", errTwice, why)
+	}
+	s.asked = this
+	s.r.log.Info("state differs from the upstream's; asking for all of it", "addr", s.addr, "revision", u.GetRevision())
+	return s.ack(true)
+}
+
+// ack says that the relay has the state. What its cell has in force is another matter.
+func (s *session) ack(wantSnapshot bool) error {
+	s.r.mu.Lock()
+	ack := &policydv1.Ack{Epoch: s.r.state.epoch, Revision: s.r.state.revision, WantSnapshot: wantSnapshot}
+	s.r.mu.Unlock()
+	return s.send(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Ack{Ack: ack}})
+}
