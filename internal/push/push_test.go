@@ -532,6 +532,8 @@ func TestBad_introductions_are_refused(t *testing.T) {
 		"a namespace named global":   {&policydv1.Hello{Instance: "i", Namespace: "global"}},
 		"a service that is a path":   {&policydv1.Hello{Instance: "i", Namespace: "a", Service: "pay/ments"}},
 		"a target that is no scope":  {&policydv1.Hello{Instance: "i", Targets: []string{"Shop"}}},
+		"a relay without an id":      {&policydv1.Hello{Instance: "i", Relay: &policydv1.Relay{}}},
+		"a relay of too many relays": {&policydv1.Hello{Instance: "i", Relay: &policydv1.Relay{Id: "r", Below: make([]string, 1001)}}},
 		"too many targets":           {&policydv1.Hello{Instance: "i", Targets: many}},
 		"two hellos":                 {hello("i"), hello("i")},
 		"an ack of the future":       {hello("i"), &policydv1.Ack{Epoch: "e1", Revision: 1 << 40}},

@@ -98,9 +98,13 @@ func (i image) encode() ([]byte, error) {
 	if len(body) > maxFileSize {
 		return nil, fmt.Errorf("state of %d bytes: at most %d", len(body), maxFileSize)
 	}
+	return withSum(body), nil
+}
+
+func withSum(body []byte) []byte {
 	sum := sha256.Sum256(body)
 	head := fmt.Sprintf("%s%d %s\n", fileMagic, fileVersion, hex.EncodeToString(sum[:]))
-	return append([]byte(head), body...), nil
+	return append([]byte(head), body...)
 }
 
 // decodeFile reads a file. Any input is allowed.
@@ -163,7 +167,7 @@ func load(dir string, now time.Time) (*state, meta, error) {
 	if err != nil {
 		return nil, meta{}, err
 	}
-	defer file.Close()
+	defer file.Close() //nolint:errcheck // read only
 	data, err := io.ReadAll(io.LimitReader(file, maxFileSize+1<<10))
 	if err != nil {
 		return nil, meta{}, err

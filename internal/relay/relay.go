@@ -219,24 +219,23 @@ func (r *Relay) lost(ctx context.Context, addr string, err error, heard time.Tim
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	was := r.standing.Connected
-	r.standing.Upstream, r.standing.Connected, r.standing.Err = addr, false, err
-	level := slog.LevelDebug
-	if was {
+	if r.standing.Connected {
 		r.standing.Since = time.Now()
-		level = slog.LevelWarn
-	} else if r.told != err.Error() {
-		level = slog.LevelWarn
 	}
-	r.told = err.Error()
-	message := "cut off from the upstream; serving the last known good"
+	again := !r.standing.Connected && r.told == addr+err.Error()
+	r.standing.Upstream, r.standing.Connected, r.standing.Err = addr, false, err
+	r.told = addr + err.Error()
+	log := r.log.With("addr", addr, "revision", r.state.revision, "error", err)
 	switch {
 	case errors.Is(err, errGoAway):
-		level, message = slog.LevelInfo, "the upstream asked to reconnect"
+		log.InfoContext(ctx, "the upstream asked to reconnect")
+	case again:
+		log.DebugContext(ctx, "still cut off")
 	case r.state.epoch == "":
-		message = "no upstream answers and nothing is on disk; serving nothing yet"
+		log.WarnContext(ctx, "no upstream and nothing on disk: serving nothing yet")
+	default:
+		log.WarnContext(ctx, "cut off from the upstream; serving the last known good")
 	}
-	r.log.Log(ctx, level, message, "addr", addr, "revision", r.state.revision, "error", err)
 }
 
 const (

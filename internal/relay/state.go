@@ -51,7 +51,7 @@ type state struct {
 type entry struct {
 	sent
 
-	scope engine.Scope // "": everybody's
+	scope engine.Scope
 }
 
 type tombstone struct {
@@ -163,7 +163,8 @@ func (s *state) put(key string, e sent, now time.Time) policy.Change {
 		Urgent: strings.HasPrefix(key, switchPrefix),
 	}
 	if e.document == nil {
-		c.Scope = held.scope
+		// A switch that nobody remembers concerns everyone: hearing of it does no harm.
+		c.Scope = cmp.Or(held.scope, engine.Global)
 		if scope, ok := strings.CutPrefix(key, policyPrefix); ok {
 			c.Scope = engine.Scope(scope)
 		}
