@@ -27,9 +27,7 @@ type stream struct {
 	namespace string
 	drill     bool
 
-	// guarded by Hub.roster
-	id    string
-	relay *policydv1.Relay // nil: an instance
+	known // guarded by Hub.roster
 
 	// atomic
 	received   atomic.Int64 // when the instance was last heard of, a time.Duration
@@ -49,6 +47,12 @@ type stream struct {
 
 	// owned by the shard
 	place place
+}
+
+// known is who a stream is.
+type known struct {
+	id    string
+	relay *policydv1.Relay // nil: an instance
 }
 
 // lifetime says whether the stream may still be sent on.

@@ -176,12 +176,14 @@ func startRelayOn(t *testing.T, l net.Listener, dir string, upstream ...string) 
 	return n
 }
 
-// loaded waits until the relay serves.
+// ready waits until the relay serves.
 func (n *node) ready(t *testing.T) *node {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
 	select {
 	case <-n.Loaded():
-	case <-time.After(patience):
+	case <-ctx.Done():
 		require.Fail(t, "nothing to serve", "%+v", n.Standing())
 	}
 	return n
