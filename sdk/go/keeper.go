@@ -53,7 +53,8 @@ func (c *Client) save(now time.Time) {
 		return
 	}
 	image := c.remote.Image(now)
-	image.Meta.AsOf, image.Meta.From = now.Round(0), c.link.snapshot().Source
+	status := c.link.snapshot()
+	image.Meta.AsOf, image.Meta.From = status.AsOf.Round(0), status.Source
 	c.disk.unsaved.Store(image)
 	c.stir()
 }

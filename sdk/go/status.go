@@ -23,7 +23,7 @@ const (
 	StateStatic     State = "static"     // no address configured; built-in or file policy
 	StateConnecting State = "connecting" // never had an answer from policyd yet
 	StateLive       State = "live"       // watch open, everything confirmed
-	StateStale      State = "stale"      // watch lost; last good policy in force since AsOf
+	StateStale      State = "stale"      // watch lost, or its relay is; last good policy in force since AsOf
 	StateRejected   State = "rejected"   // newest revision invalid for this SDK; older one kept
 )
 
@@ -89,25 +89,28 @@ func (l *link) tell(failure string) bool {
 	return fresh
 }
 
-// confirmed notes that policyd vouches for what is in force.
-func (l *link) confirmed(now time.Time) {
-	l.update(func(s *Status) { s.AsOf = now })
-}
-
-// inForce notes that an update of policyd is in force but for what was rejected.
-func (l *link) inForce(held *state.State, addr string, now time.Time) {
+// confirmed notes that policyd vouches for what was in force at asOf: now, or earlier if it
+// is a relay that is cut off.
+func (l *link) confirmed(held *state.State, addr string, asOf, now time.Time) {
 	rejected := held.Rejections()
 	before, after := l.update(func(s *Status) {
 		s.State, s.LastErr = StateLive, nil
 		if len(rejected) > 0 {
 			s.State, s.LastErr = StateRejected, &rejected[0]
 		}
-		s.Revision, s.Offered, s.AsOf, s.Source = held.Complete(), held.Revision(), now, addr
+		if now.Sub(asOf) >= silence {
+			s.State, s.LastErr = StateStale, errCutOff
+		}
+		s.Revision, s.Offered, s.AsOf, s.Source = held.Complete(), held.Revision(), asOf, addr
 	})
 	l.tell("")
-	if linked := before.State == StateLive || before.State == StateRejected; !linked {
+	switch linked := before.State == StateLive || before.State == StateRejected; {
+	case after.State == StateStale && before.State != StateStale:
+		l.log.Warn("the relay is cut off from policyd; keeping the last good policy", "addr", addr, "revision", held.Revision(), "age", age(now.Sub(asOf)))
+	case after.State == StateStale:
+	case !linked:
 		l.log.Info("policyd connected", "addr", addr, "revision", held.Revision(), "state", string(after.State))
-	} else if before.State != after.State {
+	case before.State != after.State:
 		l.log.Info("policyd state changed", "state", string(after.State), "revision", held.Revision())
 	}
 }

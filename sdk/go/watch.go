@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 	"github.com/policyd/policyd/sdk/go/internal/state"
@@ -33,6 +34,7 @@ const (
 var (
 	errSilent   = errors.New("no heartbeat within 37.5s")
 	errGoAway   = errors.New("policyd asked to reconnect")
+	errCutOff   = errors.New("the relay is cut off from policyd")
 	errGoodbye  = errors.New("client is closing")
 	errTwice    = errors.New("snapshot does not fit its own hash")
 	errPieces   = errors.New("pieces of different updates")
@@ -213,10 +215,14 @@ func (s *session) receive(m *policydv1.WatchResponse) error {
 		return s.update(kind.Update, now)
 	case *policydv1.WatchResponse_Heartbeat:
 		if !s.upSince.IsZero() && kind.Heartbeat.GetRevision() >= s.c.remote.Revision() {
-			s.c.link.confirmed(now)
+			asOf := vouched(kind.Heartbeat, now)
+			s.c.link.confirmed(&s.c.remote.State, s.addr, asOf, now)
 			s.c.remote.Current(kind.Heartbeat.GetRevision())
 			if s.c.remote.ClockSeen(kind.Heartbeat.GetServerTime(), now) {
 				s.c.save(now)
+			}
+			if len(s.c.cfg.addrs) > 1 && now.Sub(asOf) >= silence && now.Sub(s.upSince) >= silence {
+				return errCutOff // another address may know more
 			}
 		}
 	case *policydv1.WatchResponse_GoAway:
@@ -228,6 +234,19 @@ func (s *session) receive(m *policydv1.WatchResponse) error {
 		}
 	}
 	return nil
+}
+
+// vouched is the moment up to which what is in force is known to be the newest: now, or what
+// a relay says that is cut off.
+func vouched(m interface {
+	GetServerTime() *timestamppb.Timestamp
+	GetAsOf() *timestamppb.Timestamp
+}, now time.Time,
+) time.Time {
+	if m.GetAsOf() == nil || m.GetServerTime() == nil {
+		return now
+	}
+	return now.Add(-max(0, m.GetServerTime().AsTime().Sub(m.GetAsOf().AsTime())))
 }
 
 // update gathers the pieces of an update and applies it once it is whole.
@@ -259,6 +278,9 @@ func (s *session) update(u *policydv1.Update, now time.Time) error {
 func (s *session) apply(u *policydv1.Update, now time.Time) error {
 	c := s.c
 	before := c.remote.Epoch()
+	if u.GetAsOf() != nil && before != "" && before != u.GetEpoch() {
+		return errCutOff // what is held may be the newer
+	}
 	ch, err := c.remote.Apply(u, now)
 	switch {
 	case err == nil:
@@ -283,7 +305,7 @@ func (s *session) apply(u *policydv1.Update, now time.Time) error {
 		s.serving = true
 		s.mu.Unlock()
 	}
-	c.inForce(ch, s.addr, now)
+	c.inForce(ch, s.addr, vouched(u, now), now)
 	return s.ack(u, false)
 }
 
@@ -299,13 +321,13 @@ func (s *session) askSnapshot(u *policydv1.Update, why error) error {
 	return s.ack(u, true)
 }
 
-// inForce puts what is held into force and tells of it.
-func (c *Client) inForce(ch state.Change, addr string, now time.Time) {
+// inForce puts what is held into force, known to be the newest at asOf, and tells of it.
+func (c *Client) inForce(ch state.Change, addr string, asOf, now time.Time) {
 	c.remote.mu.Lock()
 	defer c.remote.mu.Unlock()
 	c.remote.inUse.Store(true)
 	changed := c.install(contentOf(&c.remote.State, now), now)
-	c.link.inForce(&c.remote.State, addr, now)
+	c.link.confirmed(&c.remote.State, addr, asOf, now)
 	c.setReady()
 	c.announce(now)
 	c.stir() // for the end of a switch
