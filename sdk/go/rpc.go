@@ -8,12 +8,14 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	marks "github.com/policyd/policyd/sdk/go/internal/baggage"
 	"github.com/policyd/policyd/sdk/go/internal/seam"
 )
 
@@ -121,18 +123,26 @@ func (x *rpc) Open(stream bool) seam.Attempt {
 		return seam.Attempt{Context: x.ctx, Number: 1, Header: x.keyName, Key: x.keyText}
 	}
 	x.sent = sent{}
+	return x.ready(x.ctx, x.attempt, &x.sent, stream)
+}
+
+// ready gives the attempt of m, in ctx, its time limit.
+func (x *rpc) ready(ctx context.Context, m *mark, s *sent, stream bool) seam.Attempt {
 	if stream {
-		x.arm(x.ctx, x.attempt, &x.sent)
-	} else if d, overall, ok := x.limit(x.ctx); ok {
-		x.sent.limit = x.cutShort(overall)
-		x.attempt.Context, x.sent.cancel = context.WithTimeoutCause(x.ctx, d, x.sent.limit)
+		x.arm(ctx, m, s)
+	} else if d, overall, ok := x.limit(ctx); ok {
+		s.limit = x.cutShort(overall)
+		m.Context, s.cancel = context.WithTimeoutCause(ctx, d, s.limit)
 	}
 	a := seam.Attempt{
-		Context: x.attempt, Number: x.attempt.number, Header: x.keyName, Key: x.keyText,
-		Replay: !x.quiet && !x.passive && x.attempt.number < x.tries,
+		Context: m, Number: m.number, Header: x.keyName, Key: x.keyText,
+		Replay: !x.quiet && !x.passive && m.number < x.tries,
 	}
-	if x.sent.timer != nil {
-		a.Arrived = x.sent.timer.Stop
+	if x.marks() {
+		a.Baggage = func(values []string) (string, bool) { return marks.Mark(values, a.Number) }
+	}
+	if s.timer != nil {
+		a.Arrived = s.timer.Stop
 	}
 	return a
 }
@@ -142,10 +152,14 @@ func (x *rpc) Settle(r seam.Result) (bool, error) {
 	if x.outer != nil {
 		return false, r.Err
 	}
-	s := &x.sent
-	s.err = r.Err
-	x.close()
-	again, err := x.after(x.ctx, nil, s, x.judge(&r), nil)
+	x.sent.err = r.Err
+	x.sent.close(x.ctx, x.attempt)
+	return x.conclude(&r)
+}
+
+// conclude settles the attempt that decides.
+func (x *rpc) conclude(r *seam.Result) (bool, error) {
+	again, err := x.after(x.ctx, nil, &x.sent, x.judge(&x.sent, r), nil)
 	if again {
 		x.attempt = x.next(x.ctx)
 		return true, nil
@@ -157,10 +171,46 @@ func (x *rpc) Settle(r seam.Result) (bool, error) {
 	return false, err
 }
 
-// close ends the time limit of an attempt and notes whether it was reached. A stream that
-// succeeded has begun to answer: its context lasts.
-func (x *rpc) close() {
-	s := &x.sent
+// Race returns how to hedge the attempt in progress, nil if it is not.
+func (x *rpc) Race() seam.Race {
+	if x.outer != nil {
+		return nil
+	}
+	after, ok := x.hedges()
+	if !ok {
+		return nil
+	}
+	return func(made func(seam.Attempt) func() seam.Result) (seam.Result, bool, error) {
+		return x.race(after, made)
+	}
+}
+
+// race makes the attempt in progress and, while it is slow, others beside it.
+func (x *rpc) race(after time.Duration, made func(seam.Attempt) func() seam.Result) (of seam.Result, again bool, err error) {
+	r := race{ctx: x.ctx}
+	launch := func(m *mark) (func(), *entrant) {
+		n := &entrant{}
+		own := m.Context
+		send := made(x.ready(own, m, &n.sent, false))
+		return func() {
+			result := send()
+			n.value, n.sent.err = &result, result.Err
+			n.sent.close(own, m)
+		}, n
+	}
+	n := r.run(&x.call, x.attempt, after, launch, func(n *entrant) engine.Outcome {
+		result, _ := n.value.(*seam.Result)
+		return x.judge(&n.sent, result)
+	})
+	decides, _ := n.value.(*seam.Result)
+	x.sent = n.sent
+	again, err = x.conclude(decides)
+	return *decides, again, err
+}
+
+// close ends the time limit of the attempt of m, in ctx, and notes whether it was reached. A
+// stream that succeeded has begun to answer: its context lasts.
+func (s *sent) close(ctx context.Context, m *mark) {
 	if s.cancel == nil {
 		return
 	}
@@ -170,7 +220,7 @@ func (x *rpc) close() {
 		}
 	}
 	var cut *timeoutError
-	if s.err != nil && x.ctx.Err() == nil && errors.As(context.Cause(x.attempt.Context), &cut) {
+	if s.err != nil && ctx.Err() == nil && errors.As(context.Cause(m.Context), &cut) { //nolint:contextcheck // m is ctx with a limit
 		s.cut = cut
 		s.err = status.Error(codes.DeadlineExceeded, cut.Error())
 	}
@@ -179,7 +229,7 @@ func (x *rpc) close() {
 }
 
 // judge says how an attempt ended, in the words of the engine.
-func (x *rpc) judge(r *seam.Result) engine.Outcome {
+func (x *rpc) judge(s *sent, r *seam.Result) engine.Outcome {
 	if r.Err == nil {
 		return engine.Outcome{}
 	}
@@ -190,7 +240,7 @@ func (x *rpc) judge(r *seam.Result) engine.Outcome {
 	case errors.As(r.Err, &own): // of another interceptor
 		o = own.outcome()
 		o.BodyLost = r.Lost
-	case x.sent.cut != nil:
+	case s.cut != nil:
 		o.Kind = engine.OutcomeRetryable
 	default:
 		o.Kind, o.Code = engine.OutcomeGRPC, int(code)

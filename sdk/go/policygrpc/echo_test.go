@@ -57,13 +57,19 @@ func (s *server) desc() *grpc.ServiceDesc {
 	stream := func(_ any, stream grpc.ServerStream) error { return s.stream(s.count(stream.Context()), stream) }
 	return &grpc.ServiceDesc{
 		ServiceName: "test.Echo", HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context, dec func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context, dec func(any) error, with grpc.UnaryServerInterceptor) (any, error) {
 			in := &text{}
 			if err := dec(in); err != nil {
 				return nil, err
 			}
-			out, err := s.unary(ctx, s.count(ctx), in.GetValue())
-			return &text{Value: out}, err
+			handle := func(ctx context.Context, _ any) (any, error) {
+				out, err := s.unary(ctx, s.count(ctx), in.GetValue())
+				return &text{Value: out}, err
+			}
+			if with == nil {
+				return handle(ctx, in)
+			}
+			return with(ctx, in, &grpc.UnaryServerInfo{FullMethod: unaryMethod}, handle)
 		}}},
 		Streams: []grpc.StreamDesc{
 			{StreamName: "Client", Handler: stream, ClientStreams: true},
@@ -104,9 +110,14 @@ type rig struct {
 
 func newRig(t testing.TB, s *server, yaml string, dial ...grpc.DialOption) *rig {
 	t.Helper()
+	return newRigOf(t, s, yaml, nil, dial...)
+}
+
+func newRigOf(t testing.TB, s *server, yaml string, options []grpc.ServerOption, dial ...grpc.DialOption) *rig {
+	t.Helper()
 	f := policytest.New(t, policies+yaml)
 	listener := bufconn.Listen(1 << 20)
-	g := grpc.NewServer()
+	g := grpc.NewServer(options...)
 	g.RegisterService(s.desc(), nil)
 	over := make(chan struct{})
 	go func() {

@@ -53,6 +53,34 @@ func (o *options) reset() {
 	}
 }
 
+// withoutResults returns the options that attempts at once may share: what an application
+// wants to be told is filled in afterwards.
+func (o *options) withoutResults() []grpc.CallOption {
+	rest := make([]grpc.CallOption, 0, len(o.call))
+	for _, opt := range o.call {
+		switch opt.(type) {
+		case grpc.HeaderCallOption, grpc.TrailerCallOption, grpc.PeerCallOption:
+		default:
+			rest = append(rest, opt)
+		}
+	}
+	return rest
+}
+
+// fill tells the application what the deciding attempt of several came to.
+func (o *options) fill(got *answer) {
+	for _, opt := range o.call {
+		switch opt := opt.(type) {
+		case grpc.HeaderCallOption:
+			*opt.HeaderAddr = got.header
+		case grpc.TrailerCallOption:
+			*opt.TrailerAddr = got.trailer
+		case grpc.PeerCallOption:
+			*opt.PeerAddr = got.peer
+		}
+	}
+}
+
 // finish tells how the call ended.
 func (o *options) finish(err error) {
 	for _, done := range o.done {

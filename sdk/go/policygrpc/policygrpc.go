@@ -21,7 +21,25 @@
 // long as what was sent fits into 256 KiB, or what [grpc.MaxRetryRPCBufferSize] says. After
 // its first message it is left alone: its breaker and budget count it as answered.
 //
-// Calls are not hedged, whatever the policy says.
+// # Hedging
+//
+// A unary call that may be repeated is hedged as the policy says, if its messages are
+// protobuf's: each attempt gets copies, so that the request is the caller's again when the
+// call returns, and a loser, which is cancelled, writes nowhere. Interceptors and options
+// further in may meet several attempts of a call at once. Streams are not hedged: what was
+// sent to one would have to be sent to all.
+//
+// # Down the chain
+//
+// Where the policy says nested.mark, attempts carry W3C baggage in the metadata baggage. With
+// [ServerOptions], or [IncomingUnary] and [IncomingStream], a server takes note of it, and what
+// it calls for such a request in the request's context is sent once where the policy says
+// nested.whenMarked: single-attempt.
+//
+// # Fallback
+//
+// There is no static answer for gRPC: code finds the advice of the policy by
+// [policyd.Error.Fallback], and [policyd.LastGood] may wrap a call.
 //
 // # Breakers
 //
@@ -89,7 +107,7 @@ func ClientDialOptions(c *policyd.Client) []grpc.DialOption {
 func UnaryClientInterceptor(c *policyd.Client) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		u := unary{call: newCall(ctx, c, method, cc), opts: newOptions(opts)}
-		err := u.run(func(ctx context.Context, opts []grpc.CallOption) error { //nolint:contextcheck // the call holds ctx and makes each attempt's from it
+		err := u.run(req, reply, func(ctx context.Context, req, reply any, opts []grpc.CallOption) error { //nolint:contextcheck // the call holds ctx and makes each attempt's from it
 			return invoker(ctx, method, req, reply, cc, opts...)
 		})
 		if err != nil {

@@ -47,6 +47,7 @@ type stream struct {
 // start makes the first attempt, or as many as it takes until one is under way.
 func (s *stream) start() error {
 	if err := s.call.Begin(); err != nil {
+		err = left(s.ctx, err)
 		s.opts.finish(err)
 		return err
 	}

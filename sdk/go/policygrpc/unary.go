@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/policyd/policyd/sdk/go/engine"
 	"github.com/policyd/policyd/sdk/go/internal/seam"
@@ -19,6 +20,7 @@ import (
 const (
 	pushbackKey = "grpc-retry-pushback-ms"
 	previousKey = "grpc-previous-rpc-attempts"
+	baggageKey  = "baggage"
 )
 
 // unary is one unary call.
@@ -30,9 +32,12 @@ type unary struct {
 	peer    peer.Peer
 }
 
+// invoker makes an attempt.
+type invoker func(ctx context.Context, req, reply any, opts []grpc.CallOption) error
+
 // run makes attempts until one is final. A panic, of an interceptor further in, is passed on
 // once the attempt is settled.
-func (u *unary) run(invoke func(context.Context, []grpc.CallOption) error) error {
+func (u *unary) run(req, reply any, invoke invoker) error {
 	if err := u.call.Begin(); err != nil {
 		return err
 	}
@@ -40,13 +45,14 @@ func (u *unary) run(invoke func(context.Context, []grpc.CallOption) error) error
 	defer func() { u.call.Drop(panicked) }()
 	opts := append(u.opts.call[:len(u.opts.call):len(u.opts.call)], grpc.Trailer(&u.trailer), grpc.Peer(&u.peer))
 	for {
-		a := u.call.Open(false)
-		r := seam.Result{Err: invoke(outgoing(&a), opts)}
-		if r.Err != nil {
-			r.NotSent = u.peer.Addr == nil && status.Code(r.Err) == codes.Unavailable
-			r.Server = pushback(u.trailer)
+		var again bool
+		var err error
+		if race := u.call.Race(); race != nil && copyable(req, reply) {
+			again, err = u.race(race, req.(proto.Message), reply.(proto.Message), invoke)
+		} else {
+			a := u.call.Open(false)
+			again, err = u.call.Settle(result(invoke(outgoing(&a), req, reply, opts), u.trailer, &u.peer))
 		}
-		again, err := u.call.Settle(r)
 		if !again {
 			panicked = false
 			return err
@@ -56,9 +62,66 @@ func (u *unary) run(invoke func(context.Context, []grpc.CallOption) error) error
 	}
 }
 
+func result(err error, trailer metadata.MD, from *peer.Peer) seam.Result {
+	r := seam.Result{Err: err}
+	if err != nil {
+		r.NotSent = from.Addr == nil && status.Code(err) == codes.Unavailable
+		r.Server = pushback(trailer)
+	}
+	return r
+}
+
+// answer is what one of several attempts came to.
+type answer struct {
+	reply           proto.Message
+	header, trailer metadata.MD
+	peer            peer.Peer
+}
+
+// copyable reports whether both messages are protobuf's: nothing is known of how to copy others.
+func copyable(req, reply any) bool {
+	_, in := req.(proto.Message)
+	_, out := reply.(proto.Message)
+	return in && out
+}
+
+// race makes an attempt, and others beside it while it is slow. None touches the caller's
+// messages.
+func (u *unary) race(race seam.Race, in, out proto.Message, invoke invoker) (again bool, err error) {
+	of, again, err := race(func(a seam.Attempt) func() seam.Result {
+		ctx, req := outgoing(&a), proto.Clone(in)
+		got := &answer{reply: out.ProtoReflect().New().Interface()}
+		opts := append(u.opts.withoutResults(), grpc.Header(&got.header), grpc.Trailer(&got.trailer), grpc.Peer(&got.peer))
+		return func() seam.Result {
+			r := result(invoke(ctx, req, got.reply, opts), got.trailer, &got.peer)
+			r.Own = got
+			return r
+		}
+	})
+	if got, ok := of.Own.(*answer); ok && !again {
+		u.opts.fill(got)
+		if of.Err == nil {
+			proto.Reset(out)
+			proto.Merge(out, got.reply)
+		}
+	}
+	return again, err
+}
+
 // outgoing returns the context of an attempt with its metadata.
 func outgoing(a *seam.Attempt) context.Context {
 	ctx := a.Context
+	if a.Baggage != nil {
+		md, _ := metadata.FromOutgoingContext(ctx)
+		if text, ok := a.Baggage(md.Get(baggageKey)); ok {
+			md = md.Copy()
+			if md == nil {
+				md = metadata.MD{}
+			}
+			md.Set(baggageKey, text)
+			ctx = metadata.NewOutgoingContext(ctx, md)
+		}
+	}
 	if a.Header != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, a.Header, a.Key)
 	}

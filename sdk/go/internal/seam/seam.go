@@ -80,10 +80,17 @@ type Call interface {
 	// Settle takes the end of the attempt in progress and, when there is to be another one,
 	// waits until it may go out. Otherwise the call is over and err its result.
 	Settle(r Result) (again bool, err error)
+	// Race is nil unless the attempt in progress may get others beside it.
+	Race() Race
 	// Drop releases what the call holds. It comes last, also after a call that is over; one
 	// that is not counts as left by its caller, or as failed if that panicked.
 	Drop(panicked bool)
 }
+
+// Race is Open, send and Settle in one for a unary attempt and others beside it. send is called
+// for each, at once and perhaps longer than the race lasts; made readies it on the caller's
+// goroutine. of is what the attempt came to that decides.
+type Race func(made func(Attempt) (send func() Result)) (of Result, again bool, err error)
 
 // Attempt is one send of a call.
 type Attempt struct {
@@ -91,6 +98,8 @@ type Attempt struct {
 	Number  int
 	// Header and Key: metadata to be added, "" for none.
 	Header, Key string
+	// Baggage replaces the caller's, given the values of that; nil leaves it as it is.
+	Baggage func(values []string) (string, bool)
 	// Arrived lifts the time limit of a stream; nil without one. Concurrent.
 	Arrived func() bool
 	// Replay: another attempt may follow, so that what is sent is to be kept.
@@ -108,4 +117,6 @@ type Result struct {
 	Lost bool
 	// Server is the wait that the server asks for.
 	Server engine.ServerWait
+	// Own is the sender's.
+	Own any
 }
