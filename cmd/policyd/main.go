@@ -44,6 +44,9 @@ func settingFlags(cmd *cobra.Command, role config.Role) func() (config.Config, c
 	for _, s := range config.Settings() {
 		if s.Fits(role) {
 			cmd.Flags().String(s.Flag, s.Value(defaults), s.Doc)
+			if s.Toggle {
+				cmd.Flags().Lookup(s.Flag).NoOptDefVal = "true"
+			}
 		}
 	}
 	return func() (config.Config, config.Origins, error) {

@@ -52,6 +52,8 @@ type Etcd struct {
 	PasswordFile              string
 	// OutboxMax bounds the records that wait in etcd.
 	OutboxMax int
+	// NewEpoch has every instance take the data anew, also those that have left them for others.
+	NewEpoch bool
 }
 
 // Push bounds the fan-out.
@@ -101,8 +103,10 @@ type Setting struct {
 	Key  string // "listen.grpc"
 	Doc  string
 	For  Role
-	get  func(*Config) string
-	set  func(*Config, string) error
+	// Toggle: the flag without a value means true.
+	Toggle bool
+	get    func(*Config) string
+	set    func(*Config, string) error
 }
 
 // Role is what a program does; a setting may be for one of them.
@@ -162,6 +166,7 @@ func storeSettings() []Setting {
 		text("etcd-user", "etcd.user", "user of the etcd cluster", func(c *Config) *string { return &c.Etcd.User }),
 		text("etcd-password-file", "etcd.passwordFile", "file that holds the user's password", func(c *Config) *string { return &c.Etcd.PasswordFile }),
 		number("outbox-max", "etcd.outboxMax", "records kept in etcd; the oldest go first", bounds{100, 1_000_000}, func(c *Config) *int { return &c.Etcd.OutboxMax }),
+		toggle("new-epoch", "etcd.newEpoch", "have every instance take the data anew, once: they are right although a restore had replaced them", func(c *Config) *bool { return &c.Etcd.NewEpoch }),
 	}
 }
 
@@ -387,6 +392,21 @@ func duration(flag, key, doc string, at func(*Config) *time.Duration) Setting {
 				return fmt.Errorf("%q is not a duration with a unit, for example 10s", v)
 			}
 			*at(c) = d
+			return nil
+		},
+	}
+}
+
+func toggle(flag, key, doc string, at func(*Config) *bool) Setting {
+	return Setting{
+		Flag: flag, Key: key, Doc: doc, Toggle: true,
+		get: func(c *Config) string { return strconv.FormatBool(*at(c)) },
+		set: func(c *Config, v string) error {
+			on, err := strconv.ParseBool(v)
+			if err != nil {
+				return fmt.Errorf("%q is neither true nor false", v)
+			}
+			*at(c) = on
 			return nil
 		},
 	}

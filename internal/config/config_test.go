@@ -36,7 +36,7 @@ func TestLoad_every_setting_can_be_set_in_all_three_ways(t *testing.T) {
 		"grpc-addr": "[::1]:1", "http-addr": "localhost:1", "data-dir": "d", "quota-mib": "64", "etcd-endpoints": "a:1,b:2",
 		"etcd-ca-file": "ca", "etcd-cert-file": "c", "etcd-key-file": "k", "etcd-user": "u", "etcd-password-file": "p",
 		"outbox-max": "200", "upstream": "c:1,d:2", "upstream-ca-file": "uca", "upstream-cert-file": "uc", "upstream-key-file": "uk", "upstream-token-file": "ut",
-		"max-streams": "5", "accept-per-second": "6", "reconnect-window": "7s", "watch-transport": "lean", "log-level": "warn", "log-format": "json",
+		"max-streams": "5", "accept-per-second": "6", "reconnect-window": "7s", "new-epoch": "true", "watch-transport": "lean", "log-level": "warn", "log-format": "json",
 	}
 	env := map[string]string{}
 	for _, s := range config.Settings() {

@@ -69,13 +69,13 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 	}
 	stop.push("etcd", closer(etcd.close))
 
-	st, err := store.New(store.Config{Client: etcd.client, Logger: logger, OutboxEntries: cfg.Etcd.OutboxMax})
+	st, err := store.New(store.Config{Client: etcd.client, Logger: logger, OutboxEntries: cfg.Etcd.OutboxMax, NewEpoch: cfg.Etcd.NewEpoch})
 	if err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
 	registry := fleet.New()
 	hub, err := push.New(push.Config{
-		Fleet: registry, Logger: logger,
+		Fleet: registry, Logger: logger, Suspect: st.Suspect,
 		Limits: push.Limits{Streams: cfg.Push.MaxStreams, AcceptRate: cfg.Push.AcceptPerSecond},
 	})
 	if err != nil {

@@ -32,6 +32,10 @@ type Update struct {
 	// DeletionsKnownSince: a reader at an older revision may have missed a deletion and
 	// needs a snapshot.
 	DeletionsKnownSince Revision
+	// History is the past that led here; nil: not known.
+	History *History
+	// Token is the proof that the revision was served, where it is not made from History.
+	Token []byte
 }
 
 // Change is one document that was written or deleted.

@@ -3,7 +3,9 @@
 package push
 
 import (
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -12,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/policyd/policyd/internal/fleet"
+	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/sdk/go/engine"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
@@ -35,6 +38,37 @@ type hello struct {
 	identity fleet.Identity
 	resume   resumePoint
 	relay    *policydv1.Relay // nil: it is an instance
+	left     []string         // epochs of which the instance takes nothing any more
+}
+
+// replaced returns an error if the instance has left the data that this policyd has for others
+// that replaced them: it must look for another policyd.
+func (h *Hub) replaced(hello *hello) error {
+	snap := h.snap.Load()
+	if snap.epoch == "" || hello.resume.epoch == snap.epoch {
+		return nil
+	}
+	p := hello.resume.point()
+	if !slices.Contains(hello.left, snap.epoch) && snap.history.Judge(p) != policy.Replaced {
+		return nil
+	}
+	h.cfg.Suspect(p)
+	if now := h.now(); h.complained.due(now) {
+		h.log.Warn("instances have left the data of this policyd for others, as after a restore, and are refused; "+
+			"if these are the right data, start one policyd with --new-epoch", "epoch", snap.epoch,
+			"instance", hello.identity.ID, "their_epoch", clip(hello.resume.epoch, maxText))
+	}
+	return status.Errorf(codes.Unavailable, "the data of this policyd (epoch %s) were replaced by others that the instance has seen", snap.epoch)
+}
+
+// complaint is a line of the log that is due once in a while.
+type complaint struct{ next atomic.Int64 }
+
+const complainEvery = time.Minute
+
+func (c *complaint) due(now time.Duration) bool {
+	next := c.next.Load()
+	return int64(now) >= next && c.next.CompareAndSwap(next, int64(now+complainEvery))
 }
 
 func readHello(req *policydv1.WatchRequest) (*hello, error) {
@@ -72,7 +106,9 @@ func readHello(req *policydv1.WatchRequest) (*hello, error) {
 		relay: m.GetRelay(),
 		resume: resumePoint{
 			epoch: m.GetResume().GetEpoch(), revision: m.GetResume().GetRevision(), hash: m.GetResume().GetHash(),
+			token: m.GetResume().GetToken(),
 		},
+		left: m.GetLeft(),
 	}, nil
 }
 

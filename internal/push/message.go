@@ -20,7 +20,8 @@ import (
 type message struct {
 	epoch  string
 	hash   uint64
-	whole  bool // a snapshot
+	whole  bool      // a snapshot
+	of     *snapshot // that it leads to
 	pieces []piece
 	// oldest is when the oldest change in it was published.
 	oldest time.Duration
@@ -72,6 +73,7 @@ const (
 	fieldEntries    protowire.Number = 7
 	fieldWithin     protowire.Number = 8
 	fieldAsOf       protowire.Number = 9
+	fieldToken      protowire.Number = 10
 )
 
 // frame is an encoded WatchResponse. Immutable; many streams send the same one.
@@ -117,6 +119,11 @@ func (m *message) stamp(i int, revision int64, now, within time.Duration, clock 
 		fields = protowire.AppendTag(fields, fieldAsOf, protowire.BytesType)
 		fields = protowire.AppendBytes(fields, encodeTime(clock.asOf.Unix(), clock.asOf.Nanosecond()))
 	}
+	// Of what another policyd told it, this one can prove nothing.
+	if revision == m.of.revision && len(m.of.token) > 0 {
+		fields = protowire.AppendTag(fields, fieldToken, protowire.BytesType)
+		fields = protowire.AppendBytes(fields, m.of.token)
+	}
 
 	var head []byte
 	head = protowire.AppendTag(head, fieldUpdate, protowire.BytesType)
@@ -146,12 +153,12 @@ func encodeTime(seconds int64, nanos int) []byte {
 	return protowire.AppendVarint(b, uint64(nanos))
 }
 
-func heartbeatFrame(revision int64, clock reading) *frame {
-	beat := &policydv1.Heartbeat{Revision: revision, ServerTime: timestamppb.New(clock.time)}
+func heartbeatFrame(s *snapshot, clock reading) *frame {
+	beat := &policydv1.Heartbeat{Revision: s.revision, ServerTime: timestamppb.New(clock.time), Token: s.token}
 	if !clock.asOf.IsZero() {
 		beat.AsOf = timestamppb.New(clock.asOf)
 	}
-	return encode(&policydv1.WatchResponse{Kind: &policydv1.WatchResponse_Heartbeat{Heartbeat: beat}}, revision)
+	return encode(&policydv1.WatchResponse{Kind: &policydv1.WatchResponse_Heartbeat{Heartbeat: beat}}, s.revision)
 }
 
 func goAwayFrame(within time.Duration, reason string) *frame {

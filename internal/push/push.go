@@ -31,6 +31,9 @@ import (
 type Config struct {
 	Fleet  *fleet.Registry
 	Logger *slog.Logger
+	// Suspect hears of points that instances were served and that do not fit what this policyd
+	// has. It must not block; nil: nobody does.
+	Suspect func(policy.Point)
 	// Heartbeat is the time between two heartbeats of a stream; default 15s.
 	Heartbeat time.Duration
 	// Gather is how long an ordinary change that follows another may wait for more;
@@ -65,6 +68,9 @@ const maxUnconfirmed = 32 << 10
 
 func (c Config) withDefaults() Config {
 	l := &c.Limits
+	if c.Suspect == nil {
+		c.Suspect = func(policy.Point) {}
+	}
 	c.Heartbeat = cmp.Or(c.Heartbeat, 15*time.Second)
 	c.Gather = cmp.Or(c.Gather, 20*time.Millisecond)
 	l.Streams = cmp.Or(l.Streams, 20_000)
@@ -90,6 +96,8 @@ type Hub struct {
 
 	gate  *gate
 	stats counters
+
+	complained complaint
 
 	// inbox holds what Publish took and flush has not applied.
 	inbox inbox

@@ -169,7 +169,7 @@ func (s *shard) beat() {
 	now := s.hub.now()
 	if hub := s.hub.snap.Load(); hub.epoch != "" {
 		// Made before any stream's state is looked at; see Hub.snap.
-		hb := heartbeatFrame(hub.revision, s.hub.reading())
+		hb := heartbeatFrame(hub, s.hub.reading())
 		for _, st := range s.beats[s.slot] {
 			st.beat(hb, now)
 		}

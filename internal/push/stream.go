@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/policyd/policyd/internal/fleet"
+	"github.com/policyd/policyd/internal/policy"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
@@ -76,6 +77,11 @@ type resumePoint struct {
 	epoch    string
 	revision int64
 	hash     uint64
+	token    []byte
+}
+
+func (r *resumePoint) point() policy.Point {
+	return policy.Point{Epoch: policy.Epoch(r.epoch), Revision: policy.Revision(r.revision), Token: r.token}
 }
 
 // wholeness says whether the next update must be a snapshot.
@@ -109,12 +115,19 @@ func (s *stream) next(st *viewState, hubRevision int64, now time.Duration) (poin
 // first answers a resume point. Guarded by mu.
 func (s *stream) first(st *viewState, hubRevision int64) (point, bool) {
 	r := s.resume
+	lost := st.snap.history.Judge(r.point()) == policy.Lost
+	ahead := r.epoch == st.snap.epoch && r.revision > hubRevision
+	if lost || ahead {
+		s.hub.cfg.Suspect(r.point())
+	}
 	switch {
+	case lost:
+		return point{}, false // it waits for the epoch that follows from this
 	case r.epoch != st.snap.epoch:
 		return point{kind: fromNothing}, true
 	case r.hash == st.hash:
 		return point{kind: fromHere}, true
-	case r.revision > hubRevision:
+	case ahead:
 		// It comes from a replica that is ahead, and would refuse anything older.
 		return point{}, false
 	case r.revision >= st.snap.since && r.revision < st.revision:

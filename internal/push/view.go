@@ -253,7 +253,7 @@ func (st *viewState) message(v *view, from point) *message {
 }
 
 func (st *viewState) build(v *view, from point) *message {
-	m := &message{epoch: st.snap.epoch, hash: st.hash, whole: from.kind == fromNothing}
+	m := &message{epoch: st.snap.epoch, hash: st.hash, whole: from.kind == fromNothing, of: st.snap}
 	if from.kind == fromHere {
 		m.pieces = make([]piece, 1)
 		return m

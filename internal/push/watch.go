@@ -45,6 +45,9 @@ func (h *Hub) Watch(conn grpc.BidiStreamingServer[policydv1.WatchRequest, policy
 	if err := h.looped(hello.relay); err != nil {
 		return err
 	}
+	if err := h.replaced(hello); err != nil {
+		return err
+	}
 	if err := h.join(s, hello); err != nil {
 		return err
 	}

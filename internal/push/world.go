@@ -51,7 +51,9 @@ type snapshot struct {
 	revision int64
 	seq      uint64
 	// since: a reader at an older revision may have missed a deletion.
-	since int64
+	since   int64
+	history *policy.History // nil: of a relay
+	token   []byte          // proves that revision was served
 	// spaces hold the documents by namespace, "" those that everybody sees.
 	spaces map[string]space
 }
@@ -105,7 +107,10 @@ func (w *world) apply(u *policy.Update, at time.Duration) (changes []change, fre
 	}
 	next := &snapshot{
 		epoch: string(u.Epoch), revision: int64(u.Revision), seq: prev.seq + 1,
-		since: int64(u.DeletionsKnownSince),
+		since: int64(u.DeletionsKnownSince), history: u.History, token: u.Token,
+	}
+	if next.token == nil {
+		next.token = u.History.Token(u.Revision)
 	}
 	if fresh {
 		next.spaces = make(map[string]space)

@@ -55,6 +55,7 @@ func (s *Store) update(changes []policy.Change) policy.Update {
 		Revision:            s.state.revision,
 		Changes:             changes,
 		DeletionsKnownSince: s.state.since,
+		History:             s.state.history,
 	}
 }
 
@@ -73,6 +74,9 @@ func (s *Store) apply(events []*clientv3.Event) ([]policy.Change, error) {
 				changes = append(changes, c)
 			}
 			st.revision = revision
+			if !gone {
+				st.written = revision
+			}
 		case strings.HasPrefix(key, dirEnded):
 			s.applyEnded(key, kv, gone)
 		case strings.HasPrefix(key, dirTombstones) && gone:
@@ -83,6 +87,10 @@ func (s *Store) apply(events []*clientv3.Event) ([]policy.Change, error) {
 			s.applyDeletions(kv)
 		case key == keyEpoch:
 			if err := s.applyEpoch(kv, gone); err != nil {
+				return nil, err
+			}
+		case key == keyBranches && !gone:
+			if err := s.applyBranches(kv); err != nil {
 				return nil, err
 			}
 		}
@@ -161,11 +169,28 @@ func (s *Store) applyEpoch(kv *mvccpb.KeyValue, gone bool) error {
 	if gone {
 		return errEpoch
 	}
-	id, cluster, err := decodeEpoch(kv.GetValue())
-	if err != nil || id != s.state.epoch || cluster != s.state.cluster {
+	next, err := decodeEpoch(kv.GetValue())
+	if err != nil || next.Epoch != s.state.epoch || next.Cluster != s.state.cluster {
 		return errEpoch
 	}
-	s.state.epochRevision = kv.GetModRevision()
+	next.Branches = s.state.history.Branches
+	s.state.history, s.state.epochRevision = &next, kv.GetModRevision()
+	return nil
+}
+
+func (s *Store) applyBranches(kv *mvccpb.KeyValue) error {
+	branches, err := decodeBranches(kv)
+	if err != nil {
+		s.unreadable(keyBranches, policy.Revision(kv.GetModRevision()), err)
+		return nil
+	}
+	if why := s.state.contradicts(branches); why != "" {
+		s.suspect(s.state.epoch, 0, why)
+		return errEpoch
+	}
+	next := *s.state.history
+	next.Branches = branches
+	s.state.history = &next
 	return nil
 }
 

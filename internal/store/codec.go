@@ -3,10 +3,12 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -164,12 +166,46 @@ func decodeDeletionsSince(raw []byte, revision int64) (policy.Revision, error) {
 	return policy.Revision(d.GetSinceRevision()), nil
 }
 
-func encodeEpoch(id policy.Epoch, cluster uint64) ([]byte, error) {
-	return marshal(&policydv1.StoredEpoch{Id: string(id), ClusterId: cluster})
+// encodeEpoch writes what a history says of its epoch.
+func encodeEpoch(h *policy.History) ([]byte, error) {
+	return marshal(&policydv1.StoredEpoch{Id: string(h.Epoch), ClusterId: h.Cluster, Number: h.Number, Secret: h.Secret})
 }
 
-func decodeEpoch(raw []byte) (id policy.Epoch, cluster uint64, err error) {
+// decodeEpoch returns a history without branches.
+func decodeEpoch(raw []byte) (policy.History, error) {
 	var e policydv1.StoredEpoch
-	err = unmarshal(raw, &e)
-	return policy.Epoch(e.GetId()), e.GetClusterId(), err
+	if err := unmarshal(raw, &e); err != nil {
+		return policy.History{}, err
+	}
+	if e.GetId() == "" {
+		return policy.History{}, errors.New("the epoch has no name")
+	}
+	return policy.History{
+		Epoch: policy.Epoch(e.GetId()), Number: e.GetNumber(), Cluster: e.GetClusterId(), Secret: e.GetSecret(),
+	}, nil
+}
+
+func encodeBranches(branches []policy.Branch) ([]byte, error) {
+	stored := &policydv1.StoredBranches{}
+	for _, b := range branches {
+		stored.Branches = append(stored.Branches, &policydv1.StoredBranch{Id: b.ID, After: int64(b.After)})
+	}
+	return marshal(stored)
+}
+
+// decodeBranches reads the list that was written at revision; nil is none.
+func decodeBranches(kv *mvccpb.KeyValue) ([]policy.Branch, error) {
+	var stored policydv1.StoredBranches
+	if err := unmarshal(kv.GetValue(), &stored); err != nil {
+		return nil, err
+	}
+	var branches []policy.Branch
+	for i, b := range stored.GetBranches() {
+		after := b.GetAfter()
+		if i > 0 && after <= int64(branches[i-1].After) || after < 0 || after >= kv.GetModRevision() {
+			return nil, fmt.Errorf("branch %d begins at revision %d", i, after)
+		}
+		branches = append(branches, policy.Branch{ID: b.GetId(), After: policy.Revision(after)})
+	}
+	return branches, nil
 }

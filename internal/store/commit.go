@@ -5,6 +5,7 @@ package store
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -26,6 +27,8 @@ const catchUp = 2 * time.Second
 type batch struct {
 	id     string // of the record, or random
 	epoch  int64  // mod revision of the epoch's key
+	name   policy.Epoch
+	seen   policy.Revision // everything up to it was in the view before
 	writes []write
 	extra  []clientv3.Op // record, tombstones, ended switches
 }
@@ -199,7 +202,7 @@ func (s *Store) replaced(ctx context.Context, b *batch) (map[string][]byte, erro
 		return nil, fault.New(fault.Unavailable, "store_not_read", "write: the store has not been read yet, nothing was written").
 			WithHint("%s", hintUnavailable)
 	}
-	b.epoch = s.state.epochRevision
+	b.epoch, b.name, b.seen = s.state.epochRevision, s.state.epoch, s.seen
 	for _, w := range b.writes {
 		if w.expected == 0 {
 			continue
@@ -251,7 +254,12 @@ func (s *Store) send(ctx context.Context, b *batch) (policy.Revision, error) {
 	answer, err := s.client.Txn(ctx).If(conditions...).Then(then...).Else(otherwise...).Commit()
 	switch {
 	case err == nil && answer.Succeeded:
-		return policy.Revision(answer.Header.GetRevision()), nil
+		revision := policy.Revision(answer.Header.GetRevision())
+		if revision <= b.seen {
+			s.suspect(b.name, 0, fmt.Sprintf("the store wrote revision %d after %d", revision, b.seen))
+			s.sound()
+		}
+		return revision, nil
 	case err == nil:
 		return s.conflict(b, answer)
 	case refused(err):

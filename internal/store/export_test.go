@@ -12,7 +12,7 @@ import (
 // Absorb brings a value into a store both ways: as an event after an empty listing, and as
 // part of a listing. It returns the updates and the two states a restart may not tell apart.
 func Absorb(s *Store, key string, value []byte, deleted bool) (updates []policy.Update, live, listed map[string]policy.Revision) {
-	epoch, _ := encodeEpoch("e", 1)
+	epoch, _ := encodeEpoch(&policy.History{Epoch: "e", Cluster: 1, Number: 1, Secret: []byte("s")})
 	l := func() *listing {
 		return &listing{revision: 5, cluster: 1, epoch: &mvccpb.KeyValue{Value: epoch, ModRevision: 2}}
 	}
@@ -42,6 +42,8 @@ func Absorb(s *Store, key string, value []byte, deleted bool) (updates []policy.
 			again.tombstones = append(again.tombstones, kv)
 		case key == keyDeletions:
 			again.deletions = kv
+		case key == keyBranches:
+			again.branches = kv
 		}
 	}
 	s.load(again)
@@ -55,3 +57,6 @@ func (s *Store) revisions() map[string]policy.Revision {
 	}
 	return all
 }
+
+// Sound has Run read everything again.
+func (s *Store) Sound() { s.sound() }

@@ -10,7 +10,7 @@ import (
 )
 
 // Below the prefix: policies/<scope>, switches/<id>, ended/<id>, outbox/<entry>,
-// tombstones/<entry>, fences/<entry>, peers/<id>, meta/epoch, meta/deletions.
+// tombstones/<entry>, fences/<entry>, peers/<id>, meta/epoch, meta/branches, meta/deletions.
 const (
 	dirPolicies   = "policies/"
 	dirSwitches   = "switches/"
@@ -20,6 +20,7 @@ const (
 	dirFences     = "fences/"
 	dirPeers      = "peers/"
 	keyEpoch      = "meta/epoch"
+	keyBranches   = "meta/branches"
 	keyDeletions  = "meta/deletions"
 )
 
@@ -33,6 +34,7 @@ func (k keys) tombstone(id string) string   { return k.prefix + dirTombstones + 
 func (k keys) fence(id string) string       { return k.prefix + dirFences + id }
 func (k keys) peer(id string) string        { return k.prefix + dirPeers + id }
 func (k keys) epoch() string                { return k.prefix + keyEpoch }
+func (k keys) branches() string             { return k.prefix + keyBranches }
 func (k keys) deletions() string            { return k.prefix + keyDeletions }
 func (k keys) dir(d string) string          { return k.prefix + d }
 

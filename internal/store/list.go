@@ -4,9 +4,6 @@ package store
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -23,7 +20,7 @@ const pageSize = 1000
 type listing struct {
 	revision                              policy.Revision
 	cluster                               uint64
-	epoch, deletions                      *mvccpb.KeyValue
+	epoch, branches, deletions            *mvccpb.KeyValue
 	policies, switches, ended, tombstones []*mvccpb.KeyValue
 }
 
@@ -37,6 +34,7 @@ func (s *Store) list(ctx context.Context) (*listing, error) {
 		clientv3.OpGet(s.keys.dir(dirEnded), clientv3.WithPrefix()),
 		clientv3.OpGet(s.keys.dir(dirTombstones), clientv3.WithPrefix()),
 		clientv3.OpGet(policies, clientv3.WithPrefix(), clientv3.WithLimit(pageSize)),
+		clientv3.OpGet(s.keys.branches()),
 	).Commit()
 	if err != nil {
 		return nil, err
@@ -50,7 +48,7 @@ func (s *Store) list(ctx context.Context) (*listing, error) {
 	}
 	l := &listing{
 		revision: policy.Revision(answer.Header.GetRevision()), cluster: answer.Header.GetClusterId(),
-		epoch: first(0), deletions: first(1),
+		epoch: first(0), deletions: first(1), branches: first(6),
 		switches: part(2), ended: part(3), tombstones: part(4), policies: part(5),
 	}
 	for more := answer.Responses[5].GetResponseRange().GetMore(); more; {
@@ -66,62 +64,15 @@ func (s *Store) list(ctx context.Context) (*listing, error) {
 	return l, nil
 }
 
-// listWithEpoch reads everything, and gives the data an epoch first when they have none or
-// come from elsewhere. Of several replicas that try, one wins.
-func (s *Store) listWithEpoch(ctx context.Context) (*listing, error) {
-	for range 5 {
-		l, err := s.list(ctx)
-		if err != nil {
-			return nil, err
-		}
-		why := s.needsEpoch(l)
-		if why == "" {
-			return l, nil
-		}
-		id := policy.Epoch(rand.Text())
-		value, err := encodeEpoch(id, l.cluster)
-		if err != nil {
-			return nil, err
-		}
-		answer, err := s.client.Txn(ctx).
-			If(clientv3.Compare(clientv3.ModRevision(s.keys.epoch()), "=", l.epoch.GetModRevision())).
-			Then(clientv3.OpPut(s.keys.epoch(), string(value))).
-			Commit()
-		switch {
-		case err != nil:
-			return nil, err
-		case answer.Succeeded && l.epoch == nil:
-			s.log.Info("epoch started", "epoch", id)
-		case answer.Succeeded:
-			s.log.Warn("epoch changed, every reader starts from a snapshot", "epoch", id, "reason", why)
-		}
-	}
-	return nil, errors.New("several policyd give the data a new epoch in turn; do they use different clusters?")
-}
-
-// needsEpoch says why the data need a new epoch, "" if they do not.
-func (s *Store) needsEpoch(l *listing) string {
-	if l.epoch == nil {
-		return "the data have none"
-	}
-	id, cluster, err := decodeEpoch(l.epoch.GetValue())
-	switch {
-	case err != nil || id == "":
-		return "the epoch cannot be read"
-	case cluster != l.cluster:
-		return "the data come from another etcd cluster"
-	case s.state != nil && id == s.state.epoch && l.revision < s.seen:
-		return fmt.Sprintf("the store went back from revision %d to %d", s.seen, l.revision)
-	}
-	return ""
-}
-
 // relist reads everything, makes it the view and tells the sinks what is new. It returns
 // the revision of the reading.
 func (s *Store) relist(ctx context.Context, sinks []func(policy.Update)) (policy.Revision, error) {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), s.timing.Request)
 	defer cancel()
 	asOf := time.Now()
+	if err := s.branchOff(ctx); err != nil {
+		return 0, err
+	}
 	l, err := s.listWithEpoch(ctx)
 	if err != nil {
 		return 0, err
@@ -144,6 +95,7 @@ func (s *Store) relist(ctx context.Context, sinks []func(policy.Update)) (policy
 	emit := reset || len(changes) > 0 || s.state.revision > old.revision
 	if old != nil && old.epoch != s.state.epoch {
 		s.seen = 0 // revisions of two epochs do not compare
+		s.left[old.epoch] = true
 	}
 	s.mu.Unlock()
 
@@ -165,18 +117,23 @@ func (s *Store) load(l *listing) {
 	old := s.state
 	st := newState()
 	s.state = st
-	// Readable by listWithEpoch.
-	st.epoch, st.cluster, _ = decodeEpoch(l.epoch.GetValue())
+	history, _ := decodeEpoch(l.epoch.GetValue()) // readable by listWithEpoch
+	st.epoch, st.cluster, st.history = history.Epoch, history.Cluster, &history
 	st.epochRevision = l.epoch.GetModRevision()
 	st.revision = policy.Revision(st.epochRevision)
+	st.written = st.revision
 	if old == nil || old.epoch != st.epoch {
 		old = newState()
 	}
 	st.unreadable = make(map[string]policy.Revision, len(old.unreadable))
+	var err error
+	if history.Branches, err = decodeBranches(l.branches); err != nil {
+		s.stillUnreadable(old, keyBranches, policy.Revision(l.branches.GetModRevision()), err)
+	}
 
 	for _, kv := range append(l.policies, l.switches...) {
 		key, revision := s.keys.below(kv.GetKey()), policy.Revision(kv.GetModRevision())
-		st.revision = max(st.revision, revision)
+		st.revision, st.written = max(st.revision, revision), max(st.written, revision)
 		known, ok := old.documents[key]
 		if ok && known.revision == revision {
 			st.put(key, known)

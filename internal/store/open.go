@@ -10,12 +10,15 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/policyd/policyd/internal/fault"
 )
@@ -116,10 +119,13 @@ func settings(cfg External) (clientv3.Config, error) {
 		MaxCallSendMsgSize:   maxRequest,
 		Logger:               zap.NewNop(), // what matters comes back as an error
 		// 100 ms doubling to 5 s: 16 attempts in a minute without etcd, back within 6 s.
-		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 2, MaxDelay: 5 * time.Second},
-			MinConnectTimeout: 3 * time.Second,
-		})},
+		DialOptions: []grpc.DialOption{
+			grpc.WithConnectParams(grpc.ConnectParams{
+				Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 2, MaxDelay: 5 * time.Second},
+				MinConnectTimeout: 3 * time.Second,
+			}),
+			grpc.WithChainStreamInterceptor(keepOneStream),
+		},
 	}
 	secure := false
 	for _, endpoint := range cfg.Endpoints {
@@ -147,6 +153,38 @@ func settings(cfg External) (clientv3.Config, error) {
 		}
 	}
 	return c, nil
+}
+
+// oneStream is a watch that must not go on over another stream than its first: what is there
+// may have been put back to an older copy, and etcd's client would not notice. It also ends
+// the stream with the watch, which etcd's client forgets if it is connecting at that moment.
+type oneStream struct {
+	opened atomic.Bool
+	atEnd  func(func())
+}
+
+type oneStreamKey struct{}
+
+func withOneStream(ctx context.Context) context.Context {
+	return context.WithValue(ctx, oneStreamKey{}, &oneStream{atEnd: func(f func()) { context.AfterFunc(ctx, f) }})
+}
+
+func keepOneStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	one, ok := ctx.Value(oneStreamKey{}).(*oneStream)
+	if !ok {
+		return next(ctx, desc, conn, method, opts...)
+	}
+	if one.opened.Load() {
+		// Not Unavailable, after which etcd's client would try again.
+		return nil, status.Error(codes.Aborted, "the connection of the watch broke")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	one.atEnd(cancel)
+	stream, err := next(ctx, desc, conn, method, opts...)
+	if err == nil {
+		one.opened.Store(true)
+	}
+	return stream, err
 }
 
 // splitUser takes the user out of an endpoint. Errors do not repeat what may be a password.

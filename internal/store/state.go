@@ -18,12 +18,16 @@ import (
 // before the first change after it; the others are Run's own.
 type state struct {
 	epoch         policy.Epoch
+	history       *policy.History
 	epochRevision int64 // mod revision of the epoch's key, for comparing
 	cluster       uint64
 	// revision of the newest change to a document. It follows from what is stored, so every
 	// replica says the same, whatever other keys the store holds.
 	revision policy.Revision
-	since    policy.Revision // deletions after it are all in deleted
+	// written is the newest at which a document, a record of deletions or the epoch was put:
+	// those that no branch begins before. Other hands may have deleted something since.
+	written policy.Revision
+	since   policy.Revision // deletions after it are all in deleted
 
 	documents  map[string]document // by key below the prefix
 	tombstones map[string]tombstone
@@ -104,7 +108,7 @@ func (st *state) ownEnded() {
 // bury takes in the record of deleted keys.
 func (st *state) bury(key string, t tombstone) {
 	st.tombstones[key] = t
-	st.revision = max(st.revision, t.revision)
+	st.revision, st.written = max(st.revision, t.revision), max(st.written, t.revision)
 	for _, k := range t.keys {
 		delete(st.unrecorded, k)
 		// A key that came back lives, unless the record is of a later deletion, and then its

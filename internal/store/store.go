@@ -38,6 +38,9 @@ type Config struct {
 	// OutboxEntries is how many audit records may wait before Sweep drops the oldest;
 	// 0: DefaultOutboxEntries.
 	OutboxEntries int
+	// NewEpoch gives the data a new epoch at the first reading: they are right although
+	// instances have left them for others.
+	NewEpoch bool
 	// Timing is for tests; the zero value is right for production.
 	Timing Timing
 }
@@ -96,6 +99,15 @@ type Store struct {
 	loaded     chan struct{} // closed after the first read
 	loadedOnce sync.Once
 
+	// What speaks against the data that were read last.
+	suspected atomic.Pointer[suspicion]
+	suspects  chan policy.Point
+	alarm     chan struct{}
+
+	// owned by Run
+	anew, renewed bool                  // a new epoch is wanted; it was given
+	left          map[policy.Epoch]bool // epochs that this replica served before
+
 	// mu guards state, which only Run changes, and seen with its signal.
 	mu    sync.RWMutex
 	state *state
@@ -148,6 +160,11 @@ func New(cfg Config) (*Store, error) {
 		timing: cfg.Timing.withDefaults(),
 		loaded: make(chan struct{}),
 		moved:  make(chan struct{}),
+
+		suspects: make(chan policy.Point, 1),
+		alarm:    make(chan struct{}, 1),
+		anew:     cfg.NewEpoch,
+		left:     make(map[policy.Epoch]bool),
 	}
 	s.view.Store(&policy.View{Stale: true})
 	return s, nil

@@ -5,6 +5,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"sync"
@@ -82,6 +83,7 @@ func (s *Store) follow(ctx context.Context, life int, sinks []func(policy.Update
 	// watch instead of keeping quiet.
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(
 		metadata.AppendToOutgoingContext(ctx, "policyd-watch", strconv.Itoa(life))))
+	ctx = withOneStream(ctx)
 	w := &watch{
 		store: s, sinks: sinks, from: from, probes: make(chan probe, 1), listings: make(chan comparison, 1),
 	}
@@ -113,6 +115,8 @@ type watch struct {
 
 	probes  chan probe
 	probing bool
+	probed  time.Time       // when the last one began
+	claimed policy.Revision // the highest that an instance proves to have been served
 	// The last probe that came back, and how far the watch has got since it began.
 	pending *probe
 	heard   policy.Revision
@@ -123,13 +127,13 @@ type watch struct {
 	listed    *comparison
 }
 
-// probe is a read that a quorum answered: everything up to revision was there at began. seen
-// is what was in the view before it.
+// probe is a read that a quorum answered: everything up to revision was there at began.
 type probe struct {
-	began          time.Time
-	seen, revision policy.Revision
-	cluster        uint64
-	err            error
+	began    time.Time
+	least    policy.Revision // was there before
+	revision policy.Revision
+	cluster  uint64
+	err      error
 }
 
 func (w *watch) run(ctx context.Context, responses clientv3.WatchChan) error {
@@ -152,7 +156,11 @@ func (w *watch) run(ctx context.Context, responses clientv3.WatchChan) error {
 		case p := <-w.probes:
 			w.probing = false
 			if p.err == nil {
-				if p.cluster != w.store.state.cluster || p.revision < p.seen {
+				if p.cluster != w.store.state.cluster {
+					return errEpoch
+				}
+				if p.revision < p.least {
+					w.store.suspect(w.store.state.epoch, 0, fmt.Sprintf("the store went back from revision %d to %d", p.least, p.revision))
 					return errEpoch
 				}
 				w.pending = &p
@@ -164,6 +172,12 @@ func (w *watch) run(ctx context.Context, responses clientv3.WatchChan) error {
 			}
 		case <-probing.C:
 			w.probe(ctx)
+		case p := <-w.store.suspects:
+			if err := w.examine(ctx, p); err != nil {
+				return err
+			}
+		case <-w.store.alarm:
+			return errEpoch
 		case <-silence.C:
 			w.store.doubt(errSilent)
 			return errSilent
@@ -221,10 +235,10 @@ func (w *watch) probe(ctx context.Context) {
 	if w.probing {
 		return
 	}
-	w.probing, w.heard, w.pending = true, 0, nil
+	p := probe{began: time.Now(), least: max(w.store.inView(), w.claimed)}
+	w.probing, w.probed, w.heard, w.pending = true, p.began, 0, nil
 	unrecorded := w.store.unrecordedDeletions()
 	w.work.Go(func() {
-		p := probe{began: time.Now(), seen: w.store.inView()}
 		read, cancel := context.WithTimeout(ctx, w.store.timing.Request)
 		defer cancel()
 		w.store.recordDeletions(read, unrecorded)
@@ -236,6 +250,27 @@ func (w *watch) probe(ctx context.Context) {
 		p.err = err
 		w.probes <- p
 	})
+}
+
+// examine looks into a point that does not fit.
+func (w *watch) examine(ctx context.Context, p policy.Point) error {
+	st := w.store.state
+	switch st.history.Judge(p) {
+	case policy.Lost:
+		w.store.suspect(st.epoch, st.history.NumberOf(p), fmt.Sprintf(
+			"an instance was served revision %d of epoch %.100q, which is not in the past of the data", p.Revision, p.Epoch))
+		return errEpoch
+	case policy.Past:
+		if p.Epoch == st.epoch {
+			w.claimed = max(w.claimed, p.Revision)
+		}
+	case policy.Unproven, policy.Replaced:
+	}
+	// Is this still the store of these data, and has it got as far?
+	if time.Since(w.probed) >= w.store.timing.Probe/4 {
+		w.probe(ctx)
+	}
+	return nil
 }
 
 // reached reports whether everything up to revision is in the view.

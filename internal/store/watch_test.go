@@ -318,6 +318,7 @@ func TestO_WA_08_one_watch_at_a_time(t *testing.T) {
 	cable := newLink(embedded.Client())
 	s := newStore(t, cable.client, newPrefix())
 	heard := storetest.Start(t, s)
+	storetest.Eventually(t, "a watch", func() bool { now, _ := cable.open(); return now == 1 })
 	for round := range 20 {
 		cable.cut()
 		cable.restore()

@@ -137,6 +137,10 @@ func (l *link) lost(addr string, err error, refused bool) {
 		if l.tell("refused") {
 			l.log.Warn("policyd refused the token; retrying every 30s", "addr", addr, "file", cmp.Or(l.tokenFile, "none"), "using", using, "error", err)
 		}
+	case errors.Is(err, state.ErrLeft):
+		if l.tell("left") {
+			l.log.Warn("policyd offers data that others have replaced; keeping the last good policy", "addr", addr, "using", using, "error", err)
+		}
 	case before.State == StateLive || before.State == StateRejected:
 		l.tell("unreachable")
 		l.log.Warn("policyd connection lost; keeping the last good policy", "addr", addr, "revision", after.Revision, "error", err)

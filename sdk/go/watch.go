@@ -85,6 +85,7 @@ type session struct {
 	asked    string    // update after which a snapshot was asked for
 	comeBack time.Time // when a GoAway wants the next stream; zero without one
 	leave    *time.Timer
+	dog      *time.Timer
 }
 
 // stream opens a stream, serves it to its end and says how it ended. When ctx ends the
@@ -124,8 +125,9 @@ func (c *Client) stream(ctx context.Context, addr string) ended {
 
 func (s *session) serve(ctx context.Context) error {
 	// A peer that is gone without a word must not be waited for, neither in Recv nor in Send.
-	dog := time.AfterFunc(silence, func() { s.cancel(errSilent) })
-	defer dog.Stop()
+	// Nor must one that does not get as far as what is held.
+	s.dog = time.AfterFunc(silence, func() { s.cancel(errSilent) })
+	defer s.dog.Stop()
 	conn, err := s.c.dial(s.addr)
 	if err != nil {
 		return err
@@ -156,7 +158,6 @@ func (s *session) serve(ctx context.Context) error {
 			}
 			return err
 		}
-		dog.Reset(silence)
 		if err := s.receive(m); err != nil {
 			return err
 		}
@@ -193,7 +194,7 @@ func (c *Client) hello() *policydv1.Hello {
 	return &policydv1.Hello{
 		Instance: c.cfg.instance, Namespace: c.cfg.namespace, Service: c.cfg.service,
 		SdkLanguage: "go", SdkVersion: Version, Mode: c.cfg.mode.proto(),
-		Targets: scopeNames(c.cfg.targets), Source: c.remote.source, Resume: c.remote.Resume(),
+		Targets: scopeNames(c.cfg.targets), Source: c.remote.source, Resume: c.remote.Resume(), Left: c.remote.Left(),
 	}
 }
 
@@ -215,9 +216,10 @@ func (s *session) receive(m *policydv1.WatchResponse) error {
 		return s.update(kind.Update, now)
 	case *policydv1.WatchResponse_Heartbeat:
 		if !s.upSince.IsZero() && kind.Heartbeat.GetRevision() >= s.c.remote.Revision() {
+			s.dog.Reset(silence)
 			asOf := vouched(kind.Heartbeat, now)
 			s.c.link.confirmed(&s.c.remote.State, s.addr, asOf, now)
-			s.c.remote.Current(kind.Heartbeat.GetRevision())
+			s.c.remote.Current(kind.Heartbeat.GetRevision(), kind.Heartbeat.GetToken())
 			if s.c.remote.ClockSeen(kind.Heartbeat.GetServerTime(), now) {
 				s.c.save(now)
 			}
@@ -268,6 +270,7 @@ func (s *session) update(u *policydv1.Update, now time.Time) error {
 		return state.ErrTooLarge
 	}
 	if u.GetMore() {
+		s.dog.Reset(silence)
 		return nil
 	}
 	whole := s.pieces
@@ -305,6 +308,7 @@ func (s *session) apply(u *policydv1.Update, now time.Time) error {
 		s.serving = true
 		s.mu.Unlock()
 	}
+	s.dog.Reset(silence)
 	c.inForce(ch, s.addr, vouched(u, now), now)
 	return s.ack(u, false)
 }

@@ -279,6 +279,76 @@ func TestWatch_heartbeats_keep_a_stream_alive_and_fresh(t *testing.T) {
 	})
 }
 
+func TestWatch_leaves_a_policyd_that_offers_an_epoch_it_has_left(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := pipeServer(t)
+		log := newLog()
+		c := s.client(policyd.WithLogger(log.logger()), policyd.WithAddr(s.addr+","+s.addr))
+		conn := s.next()
+		conn.apply(t, wholeState("e", 50, tries("shop", 50, 2)))
+		conn.apply(t, wholeState("f", 3, tries("shop", 3, 4)))
+		for range 3 {
+			conn.update(t, wholeState("e", 60, tries("shop", 60, 9)))
+			receive(t, conn.left, "the end of the stream")
+			synctest.Wait()
+			if st := c.Status(); st.State != policyd.StateStale || st.LastErr == nil || !strings.Contains(st.LastErr.Error(), "replaced") {
+				t.Fatalf("status %+v", st)
+			}
+			conn = s.next() // by its backoff, perhaps to another policyd
+			if left := conn.hello.GetLeft(); len(left) != 1 || left[0] != "e" || conn.hello.GetResume().GetEpoch() != "f" {
+				t.Fatalf("hello %v", conn.hello)
+			}
+			if got := maxAttempts(c, "shop/x"); got != 4 {
+				t.Fatalf("maxAttempts %d: went back to what was left", got)
+			}
+		}
+		if n := log.count("WARN policyd offers data that others have replaced"); n != 1 {
+			t.Fatalf("%d warnings, want one:\n%s", n, log)
+		}
+		// A restore of the restore is something new.
+		conn.apply(t, wholeState("g", 2, tries("shop", 2, 5)))
+		if st := c.Status(); st.State != policyd.StateLive || st.LastErr != nil || maxAttempts(c, "shop/x") != 5 {
+			t.Fatalf("status %+v", st)
+		}
+	})
+}
+
+func TestWatch_leaves_a_policyd_that_does_not_get_as_far_as_it_is(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := pipeServer(t)
+		c := s.client()
+		conn := s.next()
+		conn.apply(t, wholeState("e", 50, tries("shop", 50, 2)))
+		conn.end <- nil
+		behind := s.next()
+		behind.beat(t, 40)
+		receive(t, behind.left, "the end of the stream")
+		again := s.next()
+		if token := again.hello.GetResume().GetRevision(); token != 50 || c.Status().State != policyd.StateStale {
+			t.Fatalf("resumes at %d, status %+v", token, c.Status())
+		}
+	})
+}
+
+func TestHello_carries_back_what_policyd_proves_itself_with(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := pipeServer(t)
+		s.client()
+		conn := s.next()
+		u := wholeState("e", 50, tries("shop", 50, 2))
+		u.Token = []byte("t50")
+		conn.apply(t, u)
+		conn.send(t, &policydv1.WatchResponse{Kind: &policydv1.WatchResponse_Heartbeat{
+			Heartbeat: &policydv1.Heartbeat{Revision: 60, Token: []byte("t60")},
+		}})
+		synctest.Wait()
+		conn.end <- nil
+		if r := s.next().hello.GetResume(); r.GetRevision() != 60 || string(r.GetToken()) != "t60" {
+			t.Fatalf("resumes from %v", r)
+		}
+	})
+}
+
 func TestO_PU_06_never_more_than_one_stream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := pipeServer(t)

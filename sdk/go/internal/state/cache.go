@@ -45,6 +45,9 @@ type Meta struct {
 	// Whole is false when policyd sent documents that are not in here because they were
 	// rejected: then the state is no point to resume from.
 	Whole bool `json:"whole"`
+	// Left are epochs that were held before; Token is policyd's proof that it sent the Update.
+	Left  []string `json:"left,omitempty"`
+	Token []byte   `json:"token,omitempty"`
 	// Ended are switches that are gone while their effects still fade.
 	Ended []cachedSwitch `json:"ended,omitempty"`
 }

@@ -32,7 +32,7 @@ type keyed struct {
 // Image takes what is in force for the disk cache.
 func (s *State) Image(now time.Time) *Image {
 	i := &Image{
-		Meta:  Meta{Written: now.Round(0), ClockOffset: s.ahead, Whole: s.agreed},
+		Meta:  Meta{Written: now.Round(0), ClockOffset: s.ahead, Whole: s.agreed, Left: s.Left(), Token: s.token},
 		epoch: s.epoch, revision: s.revision, now: now,
 		entries: make([]keyed, 0, len(s.entries)),
 	}
@@ -84,7 +84,10 @@ func (c *Saved) Restore(now time.Time) (s State, dropped int) {
 	if behind := c.Meta.Written.Sub(now); behind > 0 {
 		at.ahead += behind // this machine's clock was set back; time has passed all the same
 	}
-	s = State{epoch: c.update.GetEpoch(), revision: c.update.GetRevision(), ahead: at.ahead, entries: map[string]entry{}}
+	s = State{
+		epoch: c.update.GetEpoch(), revision: c.update.GetRevision(), ahead: at.ahead, entries: map[string]entry{},
+		token: bounded(c.Meta.Token), left: slices.Clone(c.Meta.Left[max(0, len(c.Meta.Left)-MaxLeft):]),
+	}
 	for _, sent := range c.update.GetEntries() {
 		e := s.read(sent, nil, at)
 		if e.rejected != nil || len(s.entries) == MaxEntries {

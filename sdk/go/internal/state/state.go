@@ -48,7 +48,17 @@ type State struct {
 	agreed bool
 	// current is the newest revision at which policyd said that the state is up to date.
 	current int64
+	// token and currentToken are policyd's proofs that it said revision and current.
+	token, currentToken []byte
+	// left are epochs that were held before, newest last. Nothing of them is taken any more.
+	left []string
 }
+
+// MaxLeft is how many epochs a State remembers to have left.
+const MaxLeft = 16
+
+// maxToken bounds what is kept of a token.
+const maxToken = 256
 
 // Epoch is the life of the data that the state belongs to; "" for none.
 func (s *State) Epoch() string { return s.epoch }
@@ -60,7 +70,21 @@ func (s *State) Revision() int64 { return s.revision }
 func (s *State) Complete() int64 { return s.complete }
 
 // Current takes a heartbeat: at that revision, too, the state is what policyd has.
-func (s *State) Current(revision int64) { s.current = max(s.current, revision) }
+func (s *State) Current(revision int64, token []byte) {
+	if revision > s.current {
+		s.current, s.currentToken = revision, bounded(token)
+	}
+}
+
+func bounded(token []byte) []byte {
+	if len(token) == 0 || len(token) > maxToken {
+		return nil
+	}
+	return slices.Clone(token)
+}
+
+// Left returns the epochs of which nothing is taken any more, newest last.
+func (s *State) Left() []string { return slices.Clone(s.left) }
 
 // Doubt makes the next stream start from a snapshot: an update could not be read.
 func (s *State) Doubt() { s.agreed = false }
@@ -104,6 +128,7 @@ var (
 	ErrOlder    = errors.New("update is older than what is held")
 	ErrHash     = errors.New("state differs from policyd's")
 	ErrNoEpoch  = errors.New("update of another epoch that is no snapshot")
+	ErrLeft     = errors.New("policyd offers data that others have replaced")
 	ErrTooLarge = fmt.Errorf("more than %d documents", MaxEntries)
 )
 
@@ -111,6 +136,9 @@ var (
 // rejected for their scope, or an error says why nothing was.
 func (s *State) Apply(u *policydv1.Update, now time.Time) (Change, error) {
 	ch := Change{NewEpoch: s.epoch != "" && u.GetEpoch() != s.epoch}
+	if slices.Contains(s.left, u.GetEpoch()) {
+		return ch, fmt.Errorf("%w: epoch %.100q was left for %.100q", ErrLeft, u.GetEpoch(), s.epoch)
+	}
 	if u.GetEpoch() == s.epoch && u.GetRevision() < s.revision {
 		return ch, ErrOlder
 	}
@@ -132,8 +160,16 @@ func (s *State) Apply(u *policydv1.Update, now time.Time) (Change, error) {
 	}
 
 	// From here on nothing can fail.
+	if ch.NewEpoch {
+		s.left = append(s.left, s.epoch)
+		s.left = slices.Clone(s.left[max(0, len(s.left)-MaxLeft):])
+		s.token = nil
+	}
+	if token := bounded(u.GetToken()); token != nil || u.GetRevision() != s.revision {
+		s.token = token
+	}
 	s.epoch, s.revision, s.hash, s.ahead = u.GetEpoch(), u.GetRevision(), hash, ahead
-	s.agreed, s.current = true, s.revision
+	s.agreed, s.current, s.currentToken = true, s.revision, nil
 	s.commit(next, &ch, now)
 	if len(s.Rejections()) == 0 {
 		s.complete = s.revision
@@ -355,7 +391,11 @@ func (s *State) Resume() *policydv1.ResumePoint {
 	if !s.agreed {
 		return nil
 	}
-	return &policydv1.ResumePoint{Epoch: s.epoch, Revision: max(s.revision, s.current), Hash: s.hash}
+	p := &policydv1.ResumePoint{Epoch: s.epoch, Revision: s.revision, Hash: s.hash, Token: s.token}
+	if s.current > s.revision {
+		p.Revision, p.Token = s.current, s.currentToken
+	}
+	return p
 }
 
 // enforceLimits rejects what came on top of what a client keeps, however it got stored.

@@ -149,6 +149,67 @@ func TestApply_new_epoch_with_a_snapshot_replaces_everything(t *testing.T) {
 	}
 }
 
+func TestApply_takes_nothing_of_an_epoch_that_was_left(t *testing.T) {
+	now := time.Now()
+	var s state.State
+	name := func(n int) string { return fmt.Sprintf("e%d", n) }
+	for n := range 20 {
+		mustApply(t, &s, snapshot(name(n), 40, now, policyAt("shop", 40, int64(1+n%9))), now)
+	}
+	again, _ := state.RoundTrip(t, &s, now)
+	for what, s := range map[string]*state.State{"held": &s, "from the disk cache": &again} {
+		for n := 20 - state.MaxLeft - 1; n < 19; n++ {
+			if _, err := s.Apply(snapshot(name(n), 90, now, policyAt("shop", 90, 9)), now); !errors.Is(err, state.ErrLeft) {
+				t.Fatalf("%s: epoch %d was left: %v", what, n, err)
+			}
+		}
+		if s.Epoch() != name(19) || s.Resume().GetEpoch() != name(19) || attempts(t, s, "shop") != 2 {
+			t.Fatalf("%s: epoch %s, resume %v", what, s.Epoch(), s.Resume())
+		}
+		if left := s.Left(); len(left) != state.MaxLeft || left[len(left)-1] != name(18) {
+			t.Fatalf("%s: left %v", what, left)
+		}
+		// What is new is taken, and so is what was left too long ago to be remembered.
+		mustApply(t, s, snapshot("restored again", 3, now, policyAt("shop", 3, 4)), now)
+		mustApply(t, s, snapshot(name(1), 3, now, policyAt("shop", 3, 4)), now)
+	}
+}
+
+func TestResume_carries_the_token_of_its_revision(t *testing.T) {
+	now := time.Now()
+	var s state.State
+	send := func(revision int64, token string, whole bool) {
+		u := snapshot("e", revision, now, policyAt("shop", 5, 2))
+		if u.Token = []byte(token); !whole {
+			u.Snapshot, u.Entries = false, nil
+		}
+		mustApply(t, &s, u, now)
+	}
+	want := func(revision int64, token string) {
+		t.Helper()
+		if r := s.Resume(); r.GetRevision() != revision || string(r.GetToken()) != token {
+			t.Fatalf("resume at %d with %q, want %d with %q", r.GetRevision(), r.GetToken(), revision, token)
+		}
+	}
+	send(5, "t5", true)
+	want(5, "t5")
+	send(5, "", false) // a policyd that can prove nothing of it
+	want(5, "t5")
+	s.Current(9, []byte("t9"))
+	s.Current(8, []byte("t8"))
+	want(9, "t9")
+	again, _ := state.RoundTrip(t, &s, now)
+	if r := again.Resume(); r.GetRevision() != 5 || string(r.GetToken()) != "t5" {
+		t.Fatalf("the disk cache resumes from %v", r)
+	}
+	send(10, "", false)
+	want(10, "")
+	send(11, strings.Repeat("x", 1000), false)
+	want(11, "") // too long to be one of policyd's
+	mustApply(t, &s, snapshot("f", 11, now), now)
+	want(11, "")
+}
+
 func TestO_SE_06_forged_document_is_rejected_for_its_scope_alone(t *testing.T) {
 	now := time.Now()
 	unknown := policyAt("shop/pay", 11, 3)
@@ -319,7 +380,7 @@ func TestCurrent_moves_the_resume_point_without_a_new_state(t *testing.T) {
 	now := time.Now()
 	var s state.State
 	mustApply(t, &s, snapshot("e", 5, now, policyAt("shop", 5, 2)), now)
-	s.Current(90)
+	s.Current(90, nil)
 	if got := s.Resume().GetRevision(); got != 90 || s.Revision() != 5 {
 		t.Fatalf("resume at %d of %d, want 90 of 5", got, s.Revision())
 	}

@@ -30,7 +30,12 @@ type StoredEpoch struct {
 	// Random, made with the data.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// etcd cluster that held the data then; another one means a restore and a new epoch.
-	ClusterId     uint64 `protobuf:"varint,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	ClusterId uint64 `protobuf:"varint,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// Grows with each epoch of the same data; milliseconds since 1970 where clocks are right, so
+	// that of two restores of one snapshot the later one counts.
+	Number int64 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	// Key of the tokens in resume points. The same in all epochs of the same data.
+	Secret        []byte `protobuf:"bytes,4,opt,name=secret,proto3" json:"secret,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -79,6 +84,121 @@ func (x *StoredEpoch) GetClusterId() uint64 {
 	return 0
 }
 
+func (x *StoredEpoch) GetNumber() int64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *StoredEpoch) GetSecret() []byte {
+	if x != nil {
+		return x.Secret
+	}
+	return nil
+}
+
+// StoredBranches are the places at which the past of the data may have been another one:
+// each policyd that cannot know what happened since it last looked begins a branch.
+type StoredBranches struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Newest last.
+	Branches      []*StoredBranch `protobuf:"bytes,1,rep,name=branches,proto3" json:"branches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoredBranches) Reset() {
+	*x = StoredBranches{}
+	mi := &file_policyd_v1_storage_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoredBranches) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoredBranches) ProtoMessage() {}
+
+func (x *StoredBranches) ProtoReflect() protoreflect.Message {
+	mi := &file_policyd_v1_storage_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoredBranches.ProtoReflect.Descriptor instead.
+func (*StoredBranches) Descriptor() ([]byte, []int) {
+	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *StoredBranches) GetBranches() []*StoredBranch {
+	if x != nil {
+		return x.Branches
+	}
+	return nil
+}
+
+type StoredBranch struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Random.
+	Id uint64 `protobuf:"fixed64,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Revision that was read; what changed after it is on this branch, up to the next.
+	After         int64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoredBranch) Reset() {
+	*x = StoredBranch{}
+	mi := &file_policyd_v1_storage_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoredBranch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoredBranch) ProtoMessage() {}
+
+func (x *StoredBranch) ProtoReflect() protoreflect.Message {
+	mi := &file_policyd_v1_storage_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoredBranch.ProtoReflect.Descriptor instead.
+func (*StoredBranch) Descriptor() ([]byte, []int) {
+	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *StoredBranch) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *StoredBranch) GetAfter() int64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
 // StoredTombstones lists the keys that one transaction deleted; its etcd revision is theirs.
 type StoredTombstones struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -90,7 +210,7 @@ type StoredTombstones struct {
 
 func (x *StoredTombstones) Reset() {
 	*x = StoredTombstones{}
-	mi := &file_policyd_v1_storage_proto_msgTypes[1]
+	mi := &file_policyd_v1_storage_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -102,7 +222,7 @@ func (x *StoredTombstones) String() string {
 func (*StoredTombstones) ProtoMessage() {}
 
 func (x *StoredTombstones) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_storage_proto_msgTypes[1]
+	mi := &file_policyd_v1_storage_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -115,7 +235,7 @@ func (x *StoredTombstones) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredTombstones.ProtoReflect.Descriptor instead.
 func (*StoredTombstones) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{1}
+	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *StoredTombstones) GetKeys() []string {
@@ -143,7 +263,7 @@ type StoredDeletions struct {
 
 func (x *StoredDeletions) Reset() {
 	*x = StoredDeletions{}
-	mi := &file_policyd_v1_storage_proto_msgTypes[2]
+	mi := &file_policyd_v1_storage_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -155,7 +275,7 @@ func (x *StoredDeletions) String() string {
 func (*StoredDeletions) ProtoMessage() {}
 
 func (x *StoredDeletions) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_storage_proto_msgTypes[2]
+	mi := &file_policyd_v1_storage_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -168,7 +288,7 @@ func (x *StoredDeletions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredDeletions.ProtoReflect.Descriptor instead.
 func (*StoredDeletions) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{2}
+	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *StoredDeletions) GetSinceRevision() int64 {
@@ -199,7 +319,7 @@ type StoredAuditEntry struct {
 
 func (x *StoredAuditEntry) Reset() {
 	*x = StoredAuditEntry{}
-	mi := &file_policyd_v1_storage_proto_msgTypes[3]
+	mi := &file_policyd_v1_storage_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -211,7 +331,7 @@ func (x *StoredAuditEntry) String() string {
 func (*StoredAuditEntry) ProtoMessage() {}
 
 func (x *StoredAuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_storage_proto_msgTypes[3]
+	mi := &file_policyd_v1_storage_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -224,7 +344,7 @@ func (x *StoredAuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredAuditEntry.ProtoReflect.Descriptor instead.
 func (*StoredAuditEntry) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{3}
+	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StoredAuditEntry) GetId() string {
@@ -309,7 +429,7 @@ type StoredAuditChange struct {
 
 func (x *StoredAuditChange) Reset() {
 	*x = StoredAuditChange{}
-	mi := &file_policyd_v1_storage_proto_msgTypes[4]
+	mi := &file_policyd_v1_storage_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -321,7 +441,7 @@ func (x *StoredAuditChange) String() string {
 func (*StoredAuditChange) ProtoMessage() {}
 
 func (x *StoredAuditChange) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_storage_proto_msgTypes[4]
+	mi := &file_policyd_v1_storage_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -334,7 +454,7 @@ func (x *StoredAuditChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredAuditChange.ProtoReflect.Descriptor instead.
 func (*StoredAuditChange) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{4}
+	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StoredAuditChange) GetKey() string {
@@ -373,7 +493,7 @@ type StoredPeer struct {
 
 func (x *StoredPeer) Reset() {
 	*x = StoredPeer{}
-	mi := &file_policyd_v1_storage_proto_msgTypes[5]
+	mi := &file_policyd_v1_storage_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -385,7 +505,7 @@ func (x *StoredPeer) String() string {
 func (*StoredPeer) ProtoMessage() {}
 
 func (x *StoredPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_policyd_v1_storage_proto_msgTypes[5]
+	mi := &file_policyd_v1_storage_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -398,7 +518,7 @@ func (x *StoredPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredPeer.ProtoReflect.Descriptor instead.
 func (*StoredPeer) Descriptor() ([]byte, []int) {
-	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{5}
+	return file_policyd_v1_storage_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *StoredPeer) GetId() string {
@@ -434,11 +554,18 @@ var File_policyd_v1_storage_proto protoreflect.FileDescriptor
 const file_policyd_v1_storage_proto_rawDesc = "" +
 	"\n" +
 	"\x18policyd/v1/storage.proto\x12\n" +
-	"policyd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17policyd/v1/policy.proto\"<\n" +
+	"policyd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17policyd/v1/policy.proto\"l\n" +
 	"\vStoredEpoch\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
-	"cluster_id\x18\x02 \x01(\x04R\tclusterId\"R\n" +
+	"cluster_id\x18\x02 \x01(\x04R\tclusterId\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x03R\x06number\x12\x16\n" +
+	"\x06secret\x18\x04 \x01(\fR\x06secret\"F\n" +
+	"\x0eStoredBranches\x124\n" +
+	"\bbranches\x18\x01 \x03(\v2\x18.policyd.v1.StoredBranchR\bbranches\"4\n" +
+	"\fStoredBranch\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x03R\x05after\"R\n" +
 	"\x10StoredTombstones\x12\x12\n" +
 	"\x04keys\x18\x01 \x03(\tR\x04keys\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"8\n" +
@@ -481,28 +608,31 @@ func file_policyd_v1_storage_proto_rawDescGZIP() []byte {
 	return file_policyd_v1_storage_proto_rawDescData
 }
 
-var file_policyd_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_policyd_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_policyd_v1_storage_proto_goTypes = []any{
 	(*StoredEpoch)(nil),           // 0: policyd.v1.StoredEpoch
-	(*StoredTombstones)(nil),      // 1: policyd.v1.StoredTombstones
-	(*StoredDeletions)(nil),       // 2: policyd.v1.StoredDeletions
-	(*StoredAuditEntry)(nil),      // 3: policyd.v1.StoredAuditEntry
-	(*StoredAuditChange)(nil),     // 4: policyd.v1.StoredAuditChange
-	(*StoredPeer)(nil),            // 5: policyd.v1.StoredPeer
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(*Actor)(nil),                 // 7: policyd.v1.Actor
+	(*StoredBranches)(nil),        // 1: policyd.v1.StoredBranches
+	(*StoredBranch)(nil),          // 2: policyd.v1.StoredBranch
+	(*StoredTombstones)(nil),      // 3: policyd.v1.StoredTombstones
+	(*StoredDeletions)(nil),       // 4: policyd.v1.StoredDeletions
+	(*StoredAuditEntry)(nil),      // 5: policyd.v1.StoredAuditEntry
+	(*StoredAuditChange)(nil),     // 6: policyd.v1.StoredAuditChange
+	(*StoredPeer)(nil),            // 7: policyd.v1.StoredPeer
+	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(*Actor)(nil),                 // 9: policyd.v1.Actor
 }
 var file_policyd_v1_storage_proto_depIdxs = []int32{
-	6, // 0: policyd.v1.StoredTombstones.at:type_name -> google.protobuf.Timestamp
-	6, // 1: policyd.v1.StoredAuditEntry.at:type_name -> google.protobuf.Timestamp
-	7, // 2: policyd.v1.StoredAuditEntry.actor:type_name -> policyd.v1.Actor
-	4, // 3: policyd.v1.StoredAuditEntry.changes:type_name -> policyd.v1.StoredAuditChange
-	6, // 4: policyd.v1.StoredPeer.started_at:type_name -> google.protobuf.Timestamp
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	2, // 0: policyd.v1.StoredBranches.branches:type_name -> policyd.v1.StoredBranch
+	8, // 1: policyd.v1.StoredTombstones.at:type_name -> google.protobuf.Timestamp
+	8, // 2: policyd.v1.StoredAuditEntry.at:type_name -> google.protobuf.Timestamp
+	9, // 3: policyd.v1.StoredAuditEntry.actor:type_name -> policyd.v1.Actor
+	6, // 4: policyd.v1.StoredAuditEntry.changes:type_name -> policyd.v1.StoredAuditChange
+	8, // 5: policyd.v1.StoredPeer.started_at:type_name -> google.protobuf.Timestamp
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_policyd_v1_storage_proto_init() }
@@ -517,7 +647,7 @@ func file_policyd_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_policyd_v1_storage_proto_rawDesc), len(file_policyd_v1_storage_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -211,7 +211,9 @@ type Hello struct {
 	// Where the policy in force came from at start: "built-in", "disk cache", "file".
 	Source string `protobuf:"bytes,10,opt,name=source,proto3" json:"source,omitempty"`
 	// Set by a relay, which counts as no instance.
-	Relay         *Relay `protobuf:"bytes,11,opt,name=relay,proto3" json:"relay,omitempty"`
+	Relay *Relay `protobuf:"bytes,11,opt,name=relay,proto3" json:"relay,omitempty"`
+	// Epochs that the instance has left, newest last; it takes nothing of them any more.
+	Left          []string `protobuf:"bytes,12,rep,name=left,proto3" json:"left,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -319,6 +321,13 @@ func (x *Hello) GetSource() string {
 func (x *Hello) GetRelay() *Relay {
 	if x != nil {
 		return x.Relay
+	}
+	return nil
+}
+
+func (x *Hello) GetLeft() []string {
+	if x != nil {
+		return x.Left
 	}
 	return nil
 }
@@ -443,10 +452,12 @@ func (x *Subscribe) GetTargets() []string {
 
 // ResumePoint is the state that an instance holds.
 type ResumePoint struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Epoch         string                 `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	Hash          uint64                 `protobuf:"fixed64,3,opt,name=hash,proto3" json:"hash,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Epoch    string                 `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Revision int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	Hash     uint64                 `protobuf:"fixed64,3,opt,name=hash,proto3" json:"hash,omitempty"`
+	// The token that policyd sent with this revision.
+	Token         []byte `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -500,6 +511,13 @@ func (x *ResumePoint) GetHash() uint64 {
 		return x.Hash
 	}
 	return 0
+}
+
+func (x *ResumePoint) GetToken() []byte {
+	if x != nil {
+		return x.Token
+	}
+	return nil
 }
 
 // Ack confirms a revision: what it carried is compiled and every live endpoint uses it,
@@ -763,7 +781,10 @@ type Update struct {
 	ConfirmWithin *durationpb.Duration `protobuf:"bytes,8,opt,name=confirm_within,json=confirmWithin,proto3" json:"confirm_within,omitempty"`
 	// Set by a relay that is cut off from its upstream: when what it holds was last known to
 	// be the newest, by the clock of server_time. Absent: it is the newest now.
-	AsOf          *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	AsOf *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// Proves to policyd later that it served this revision; opaque to the instance. Absent: the
+	// one before stays, with its revision.
+	Token         []byte `protobuf:"bytes,10,opt,name=token,proto3" json:"token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -857,6 +878,13 @@ func (x *Update) GetConfirmWithin() *durationpb.Duration {
 func (x *Update) GetAsOf() *timestamppb.Timestamp {
 	if x != nil {
 		return x.AsOf
+	}
+	return nil
+}
+
+func (x *Update) GetToken() []byte {
+	if x != nil {
+		return x.Token
 	}
 	return nil
 }
@@ -985,6 +1013,7 @@ type Heartbeat struct {
 	ServerTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
 	// As in Update.
 	AsOf          *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	Token         []byte                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1036,6 +1065,13 @@ func (x *Heartbeat) GetServerTime() *timestamppb.Timestamp {
 func (x *Heartbeat) GetAsOf() *timestamppb.Timestamp {
 	if x != nil {
 		return x.AsOf
+	}
+	return nil
+}
+
+func (x *Heartbeat) GetToken() []byte {
+	if x != nil {
+		return x.Token
 	}
 	return nil
 }
@@ -1280,7 +1316,7 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"\tsubscribe\x18\x02 \x01(\v2\x15.policyd.v1.SubscribeH\x00R\tsubscribe\x12#\n" +
 	"\x03ack\x18\x03 \x01(\v2\x0f.policyd.v1.AckH\x00R\x03ack\x12,\n" +
 	"\x06report\x18\x04 \x01(\v2\x12.policyd.v1.ReportH\x00R\x06reportB\x06\n" +
-	"\x04kind\"\xf5\x02\n" +
+	"\x04kind\"\x89\x03\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x18\n" +
@@ -1294,18 +1330,20 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"\x06resume\x18\t \x01(\v2\x17.policyd.v1.ResumePointR\x06resume\x12\x16\n" +
 	"\x06source\x18\n" +
 	" \x01(\tR\x06source\x12'\n" +
-	"\x05relay\x18\v \x01(\v2\x11.policyd.v1.RelayR\x05relay\"a\n" +
+	"\x05relay\x18\v \x01(\v2\x11.policyd.v1.RelayR\x05relay\x12\x12\n" +
+	"\x04left\x18\f \x03(\tR\x04left\"a\n" +
 	"\x05Relay\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x12\x14\n" +
 	"\x05below\x18\x04 \x03(\tR\x05below\"%\n" +
 	"\tSubscribe\x12\x18\n" +
-	"\atargets\x18\x01 \x03(\tR\atargets\"S\n" +
+	"\atargets\x18\x01 \x03(\tR\atargets\"i\n" +
 	"\vResumePoint\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x12\n" +
-	"\x04hash\x18\x03 \x01(\x06R\x04hash\"\x8f\x01\n" +
+	"\x04hash\x18\x03 \x01(\x06R\x04hash\x12\x14\n" +
+	"\x05token\x18\x04 \x01(\fR\x05token\"\x8f\x01\n" +
 	"\x03Ack\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x121\n" +
@@ -1320,7 +1358,7 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"\x06update\x18\x01 \x01(\v2\x12.policyd.v1.UpdateH\x00R\x06update\x125\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x15.policyd.v1.HeartbeatH\x00R\theartbeat\x12-\n" +
 	"\ago_away\x18\x03 \x01(\v2\x12.policyd.v1.GoAwayH\x00R\x06goAwayB\x06\n" +
-	"\x04kind\"\xdb\x02\n" +
+	"\x04kind\"\xf1\x02\n" +
 	"\x06Update\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x12\n" +
@@ -1331,7 +1369,9 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"serverTime\x12+\n" +
 	"\aentries\x18\a \x03(\v2\x11.policyd.v1.EntryR\aentries\x12@\n" +
 	"\x0econfirm_within\x18\b \x01(\v2\x19.google.protobuf.DurationR\rconfirmWithin\x12/\n" +
-	"\x05as_of\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\"\xc6\x01\n" +
+	"\x05as_of\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x14\n" +
+	"\x05token\x18\n" +
+	" \x01(\fR\x05token\"\xc6\x01\n" +
 	"\x05Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12,\n" +
@@ -1340,12 +1380,13 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"killSwitch\x12\x1a\n" +
 	"\adeleted\x18\x05 \x01(\bH\x00R\adeletedB\n" +
 	"\n" +
-	"\bdocument\"\x95\x01\n" +
+	"\bdocument\"\xab\x01\n" +
 	"\tHeartbeat\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12;\n" +
 	"\vserver_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"serverTime\x12/\n" +
-	"\x05as_of\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\"f\n" +
+	"\x05as_of\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x14\n" +
+	"\x05token\x18\x04 \x01(\fR\x05token\"f\n" +
 	"\x06GoAway\x12D\n" +
 	"\x10reconnect_within\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x0freconnectWithin\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"u\n" +
