@@ -169,6 +169,7 @@ func withOneStream(ctx context.Context) context.Context {
 	return context.WithValue(ctx, oneStreamKey{}, &oneStream{atEnd: func(f func()) { context.AfterFunc(ctx, f) }})
 }
 
+//nolint:revive // the signature of an interceptor
 func keepOneStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	one, ok := ctx.Value(oneStreamKey{}).(*oneStream)
 	if !ok {
