@@ -7,7 +7,7 @@ TOOLS   := $(CURDIR)/.tools
 BUF     := tools/buf/node_modules/.bin/buf
 GRPCJS  := internal/push/lean/testdata/grpcjs/node_modules/@grpc/grpc-js/package.json
 DEV     := $(CURDIR)/.dev
-MODULES := . sdk/go sdk/go/policyotel
+MODULES := . sdk/go sdk/go/policyotel examples/migrate
 GO      := go
 export CGO_ENABLED ?= 0
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/policyd/policyd/sdk/go/engine"
 	marks "github.com/policyd/policyd/sdk/go/internal/baggage"
 )
 
@@ -36,7 +37,13 @@ func WithIncoming(ctx context.Context, baggage ...string) context.Context {
 // by one further up: a chain of services repeats at its top alone.
 func (k *call) marks() bool {
 	p := k.engine.Policy()
-	return p.Extras != nil && p.Extras.Nested.Mark && !k.passive && !k.ep.unmatched && (k.tries > 1 || k.repeated)
+	return p.Extras != nil && p.Extras.Nested.Mark && !k.passive && (k.tries > 1 || k.repeated) && k.known()
+}
+
+// known reports whether a policy names where the call goes: its endpoint, or the host of a
+// service. Anything else may be out of the house.
+func (k *call) known() bool {
+	return !k.ep.unmatched || k.client.current.Load().matcher.HTTP("", k.ep.name, noPath).Scope.Level() == engine.LevelService
 }
 
 // setMark puts the number of an attempt into a copy of the request's baggage.

@@ -66,6 +66,21 @@ func TestNested_calls_of_unmatched_hosts_are_not_marked(t *testing.T) {
 	})
 }
 
+func TestNested_a_host_that_a_service_names_is_marked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, nil)
+		c.Put([]engine.Document{
+			{Scope: engine.Global, Revision: 1, Settings: with(open, set{engine.NestedMark: engine.Bool(true)})},
+			{Scope: "shop/upstream", Revision: 1, Settings: set{engine.MatchHTTPHost: engine.Text("upstream.test")}},
+		})
+		s := statuses(200)
+		_ = get(t, c.Transport(s)).Body.Close()
+		if got := s.last().Header.Get("Baggage"); got != "policyd.attempt=1" {
+			t.Fatal(got)
+		}
+	})
+}
+
 func TestNested_calls_for_a_marked_request_are_sent_once_where_the_policy_says_so(t *testing.T) {
 	single := set{engine.NestedWhenMarked: engine.Enum("single-attempt")}
 	for name, c := range map[string]struct {

@@ -19,6 +19,10 @@ type EndpointStats struct {
 	engine.Stats
 }
 
+// Suppressed is the number of retries, and refused calls, that c prevented; where the policy is
+// observed only, of those that it would have prevented.
+func (s *EndpointStats) Suppressed(c Code) uint64 { return s.Stats.Suppressed(engine.Code(c)) }
+
 // Endpoints returns the counts of every endpoint in use, by name. It costs the calls in progress
 // nothing and is meant for metrics: call it as often as those are read, not per call.
 func (c *Client) Endpoints() []EndpointStats {

@@ -98,7 +98,7 @@ func buildFieldSpecs() (t [numFields]FieldSpec) {
 	t[OfflineQueueTTL] = duration("offlineQueue.ttl", 12*time.Hour, time.Second, 720*time.Hour, "Oldest call that is still sent; below idempotency.key.remembered.").later()
 	t[OfflineQueueOrder] = enum("offlineQueue.order", "fifo", []string{"fifo"}, "Order in which kept calls are sent.").later()
 
-	t[NestedMark] = flag("nested.mark", false, "Mark attempts that may be repeated, in baggage to endpoints that a policy matches.")
+	t[NestedMark] = flag("nested.mark", false, "Mark attempts that may be repeated, in baggage to endpoints and hosts of services that a policy matches.")
 	t[NestedWhenMarked] = enum("nested.whenMarked", "normal", []string{"normal", "single-attempt"}, "What calls made for a request that arrived marked may do.")
 
 	t[CeilingsMaxAttempts] = integer("ceilings.maxAttempts", 5, 1, 10, "Greatest maxAttempts below this scope.").ceiling()
