@@ -5,6 +5,7 @@ package policyd
 import (
 	"context"
 	"errors"
+	"net/http"
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
@@ -16,7 +17,9 @@ type call struct {
 	client    *Client
 	ep        *endpoint
 	engine    engine.Call
-	record    *record // nil until the first attempt
+	record    *record       // nil until the first attempt
+	http      bool          // or a function
+	first     *http.Request // over HTTP: room for that of the first attempt
 	inherited *callConfig
 	began     engine.Instant
 	waited    time.Duration
@@ -71,10 +74,18 @@ func (k *call) begin(ctx context.Context, o engine.CallOptions) error {
 }
 
 // put makes the record of the call; ctx is the caller's.
-func (k *call) put(ctx context.Context, number int) *mark {
-	k.record = &record{ep: k.ep, key: k.key, tries: k.tries, quiet: k.quiet, passive: k.passive, repeated: k.repeated}
-	k.record.first = mark{Context: ctx, config: k.inherited, of: k.record, number: number}
-	return &k.record.first
+func (k *call) put(ctx context.Context) *mark {
+	var r *record
+	if k.http {
+		first := new(firstSend)
+		k.first, r = &first.req, &first.record
+	} else {
+		r = new(record)
+	}
+	r.first.Context, r.first.config, r.first.of, r.first.number = ctx, k.inherited, r, 1
+	r.ep, r.key, r.tries, r.quiet, r.passive, r.repeated = k.ep, k.key, few(k.tries), k.quiet, k.passive, k.repeated
+	k.record = r
+	return &r.first
 }
 
 // beginOr is begin for a caller that may also leave by cancelled.
@@ -100,7 +111,7 @@ func (k *call) beginOr(ctx context.Context, cancelled <-chan struct{}, o engine.
 	}
 	k.note(d)
 	if d.Proceed {
-		k.starts(k.put(ctx, 1))
+		k.starts(k.put(ctx))
 		return nil
 	}
 	k.end(Code(d.Code))
@@ -146,7 +157,7 @@ func (k *call) note(d *engine.Decision) {
 func (k *call) end(code Code) {
 	k.code, k.revision, k.ended = code, k.client.revision(), true
 	if r := k.record; r != nil {
-		r.attempts, r.waited, r.code, r.revision = k.sends(), k.waited, k.code, k.revision
+		r.attempts, r.waited, r.code, r.revision = few(k.sends()), k.waited, k.code, k.revision
 		r.ended.Store(true)
 	}
 }
@@ -321,7 +332,7 @@ func (k *call) retrying(ctx context.Context, d *engine.Decision, cause error, st
 
 // next returns the context of a further attempt.
 func (k *call) next(ctx context.Context) *mark {
-	m := &mark{Context: ctx, config: k.inherited, of: k.record, number: k.engine.Attempts()}
+	m := &mark{Context: ctx, config: k.inherited, of: k.record, number: few(k.engine.Attempts())}
 	k.starts(m)
 	return m
 }

@@ -72,7 +72,7 @@ func (x *exchange) fallBack(resp *http.Response, err error) (*http.Response, err
 func (x *exchange) answer(f *engine.FallbackPolicy) *http.Response {
 	r := x.record
 	if r == nil { // refused
-		r = &record{ep: x.ep, key: x.key, tries: x.tries, code: x.code, revision: x.revision}
+		r = &record{ep: x.ep, key: x.key, tries: few(x.tries), code: x.code, revision: x.revision}
 		r.ended.Store(true)
 	}
 	of := &mark{Context: x.req.Context(), config: x.inherited, of: r, number: r.attempts}

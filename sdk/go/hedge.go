@@ -96,7 +96,7 @@ func (r *race) run(k *call, m *mark, after time.Duration, launch launcher, judge
 			if n.sent.err != nil && r.ctx.Err() != nil {
 				o = engine.Outcome{Kind: engine.OutcomeCancelled}
 			}
-			d := *k.engine.SettleAttempt(k.client.now(), n.mark.number, o)
+			d := *k.engine.SettleAttempt(k.client.now(), int(n.mark.number), o)
 			k.note(&d)
 			if !d.Pending {
 				k.decided = &d
@@ -117,7 +117,7 @@ func (r *race) hedge(k *call, launch launcher) bool {
 		r.body.Spare()
 		return false
 	}
-	m := &mark{Context: r.ctx, config: k.inherited, of: k.record, number: k.engine.Attempts(), hedge: true}
+	m := &mark{Context: r.ctx, config: k.inherited, of: k.record, number: few(k.engine.Attempts()), hedge: true}
 	k.starts(m)
 	r.start(m, launch)
 	return true

@@ -29,6 +29,6 @@ func OutcomeOf(resp *http.Response) (o Outcome, ok bool) {
 	}
 	r := m.of
 	return Outcome{
-		Endpoint: r.ep.name, Attempts: r.attempts, Waited: r.waited, Code: r.code, Revision: r.revision,
+		Endpoint: r.ep.name, Attempts: int(r.attempts), Waited: r.waited, Code: r.code, Revision: r.revision,
 	}, true
 }

@@ -135,8 +135,8 @@ func (x *rpc) ready(ctx context.Context, m *mark, s *sent, stream bool) seam.Att
 		m.Context, s.cancel = context.WithTimeoutCause(ctx, d, s.limit)
 	}
 	a := seam.Attempt{
-		Context: m, Number: m.number, Header: x.keyName, Key: x.keyText,
-		Replay: !x.quiet && !x.passive && m.number < x.tries,
+		Context: m, Number: int(m.number), Header: x.keyName, Key: x.keyText,
+		Replay: !x.quiet && !x.passive && int(m.number) < x.tries,
 	}
 	if x.marks() {
 		a.Baggage = func(values []string) (string, bool) { return marks.Mark(values, a.Number) }

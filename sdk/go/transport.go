@@ -93,6 +93,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return t.base.RoundTrip(outer.withKey(req)) // an attempt of a call that is counted already
 	}
 	x := exchange{base: t.base, req: req}
+	x.http = true
 	x.init(c, ep, m, cfg)
 	if err := x.start(ctx, cfg, t.cfg.maxReplay); err != nil {
 		if t.cfg.static {
@@ -205,7 +206,12 @@ var errNoResponse = errors.New("policyd: the transport returned neither a respon
 
 // request is the caller's request in the context of an attempt, with the key.
 func (x *exchange) request(attempt *mark, body io.ReadCloser) *http.Request {
-	req := x.req.WithContext(attempt)
+	req := x.first
+	if x.first = nil; req != nil {
+		*req = *x.req.WithContext(attempt) // without another allocation
+	} else {
+		req = x.req.WithContext(attempt)
+	}
 	if body != nil {
 		req.Body = body
 	}
@@ -213,7 +219,7 @@ func (x *exchange) request(attempt *mark, body io.ReadCloser) *http.Request {
 		setHeader(req, *x.header)
 	}
 	if x.marks() {
-		setMark(req, attempt.number)
+		setMark(req, int(attempt.number))
 	}
 	return req
 }

@@ -77,7 +77,7 @@ func NewMatcher(documents []Document, namespace string) *Matcher {
 // from url.URL.EscapedPath; a port in host is ignored.
 func (m *Matcher) HTTP(method, host, escapedPath string) Found {
 	host = pattern.BareHost(host)
-	if path, ok := pattern.Canonical(pattern.Clean(escapedPath)); ok {
+	if path, ok := pattern.Path(escapedPath); ok {
 		if method == "" {
 			method = "GET"
 		}

@@ -9,6 +9,31 @@ import (
 	"github.com/policyd/policyd/sdk/go/internal/nfc"
 )
 
+// Path is the one spelling of a path: clean and canonical. It reports false for a bad escape,
+// which matches nothing.
+func Path(p string) (string, bool) {
+	if plain(p) {
+		return p, true
+	}
+	return Canonical(Clean(p))
+}
+
+// plain reports whether a path is as it should be, as nearly all are, in one look.
+func plain(p string) bool {
+	if p == "" || p[0] != '/' {
+		return false
+	}
+	slash := false
+	for i := range len(p) {
+		c := p[i]
+		if c == '%' || c >= 0x80 || slash && (c == '/' || c == '.') {
+			return false
+		}
+		slash = c == '/'
+	}
+	return true
+}
+
 // Clean removes empty and dot segments as net/http.ServeMux does, keeping a trailing
 // slash. It allocates only if there is something to clean.
 func Clean(p string) string {
