@@ -9,6 +9,7 @@ import (
 	"net/http"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/netfail"
 	"github.com/policyd/policyd/sdk/go/internal/replay"
 )
 
@@ -257,7 +258,7 @@ func (x *exchange) judge(s *sent) engine.Outcome {
 	case s.cut != nil:
 		o.Kind = engine.OutcomeRetryable
 	default:
-		kind, notSent := network(s.err)
+		kind, notSent := netfail.Of(s.err)
 		if kind == 0 && errors.Is(s.err, io.EOF) {
 			kind = engine.NetworkReset
 		}
