@@ -68,7 +68,9 @@ func DoOr[T any](ctx context.Context, endpoint string, fn func(context.Context) 
 	v, err := Do(ctx, endpoint, fn, opts...)
 	var gaveUp *Error
 	if err != nil && errors.As(err, &gaveUp) && gaveUp.Fallback().Mode != FallbackFailFast {
-		return fallback(ctx, gaveUp)
+		if v, err = fallback(ctx, gaveUp); err == nil {
+			gaveUp.answered()
+		}
 	}
 	return v, err
 }

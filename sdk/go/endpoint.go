@@ -26,6 +26,8 @@ type endpoint struct {
 	unmatched bool
 
 	toldUnsafe atomic.Bool // that failed calls are not repeated
+	// calls that a fallback answered, after they failed or were refused
+	fellBack, fellBackRefused atomic.Uint64
 
 	// guarded by Client.mu; the scope of one that is not unmatched never changes
 	scope    engine.Scope

@@ -16,7 +16,7 @@ func (k *call) failure(d *engine.Decision, last error, now engine.Instant) *Erro
 	e := &Error{
 		Endpoint: k.ep.name, Code: Code(d.Code), Attempts: k.sends(), Elapsed: now.Sub(k.began),
 		RetryAt: k.client.wall(d.RetryAt), Revision: k.revision, Err: last,
-		why: why{policy: k.ep.Policy(), rule: d.Rule, asked: d.Asked, wait: d.RetryAt.Sub(now)},
+		why: why{ep: k.ep, policy: k.ep.Policy(), rule: d.Rule, asked: d.Asked, wait: d.RetryAt.Sub(now)},
 	}
 	if d.By != nil {
 		s := shown(d.By)
@@ -31,6 +31,7 @@ func (k *call) failure(d *engine.Decision, last error, now engine.Instant) *Erro
 // why is what the text of an Error is made of beside its exported fields.
 type why struct {
 	text   string         // instead of what follows from the policy
+	ep     *endpoint      // nil for an Error that was not made here
 	policy *engine.Policy // nil for an Error that was not made here
 	rule   engine.Rule
 	asked  time.Duration // by the server

@@ -43,6 +43,21 @@ func (e *Error) Fallback() Fallback {
 	return Fallback{Mode: FallbackMode(p.Kind.String()), MaxAge: p.MaxAge, Status: p.Status, ContentType: p.ContentType, Body: p.Body}
 }
 
+// answered counts a call that a fallback answered after all.
+func (e *Error) answered() {
+	if ep := e.why.ep; ep != nil {
+		ep.answered(e.Attempts == 0)
+	}
+}
+
+func (e *endpoint) answered(refused bool) {
+	if refused {
+		e.fellBackRefused.Add(1)
+	} else {
+		e.fellBack.Add(1)
+	}
+}
+
 // StaticFallback lets a policy with fallback.mode static answer for the upstream: when the
 // policy gave up on a GET or HEAD request, the caller gets the policy's status and body
 // instead of the failure. [OutcomeOf] tells so by its Code.
@@ -66,6 +81,7 @@ func (x *exchange) fallBack(resp *http.Response, err error) (*http.Response, err
 	if resp != nil && resp.Body != nil {
 		_ = resp.Body.Close()
 	}
+	x.ep.answered(x.sends() == 0)
 	return x.answer(&p.Extras.Fallback), nil
 }
 

@@ -56,6 +56,7 @@ func (l *LastGood[T]) Do(ctx context.Context, endpoint, key string, fn func(cont
 		return v, 0, err
 	}
 	if old, age, ok := l.find(key, min(l.maxAge, advice.MaxAge)); ok {
+		gaveUp.answered()
 		return old, age, nil
 	}
 	return v, 0, err

@@ -17,6 +17,9 @@ type EndpointStats struct {
 	// Unmatched: no policy and no route names it; Endpoint is its host, or its service.
 	Unmatched bool
 	engine.Stats
+	// Fallbacks are the calls counted under Failed that a fallback answered: that of [DoOr],
+	// a value of [LastGood], or [StaticFallback]. RejectedFallbacks are those of Rejected.
+	Fallbacks, RejectedFallbacks uint64
 }
 
 // Suppressed is the number of retries, and refused calls, that c prevented; where the policy is
@@ -33,7 +36,7 @@ func (c *Client) Endpoints() []EndpointStats {
 		stats := e.Endpoint.Stats(now)
 		c.breakerTurned(e, stats.Change)
 		stats.Change = nil // told
-		all[i] = EndpointStats{Endpoint: e.name, Unmatched: e.unmatched, Stats: stats}
+		all[i] = EndpointStats{Endpoint: e.name, Unmatched: e.unmatched, Stats: stats, Fallbacks: e.fellBack.Load(), RejectedFallbacks: e.fellBackRefused.Load()}
 	}
 	slices.SortStableFunc(all, func(a, b EndpointStats) int { return cmp.Compare(a.Endpoint, b.Endpoint) })
 	return all

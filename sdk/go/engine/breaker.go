@@ -155,6 +155,7 @@ type report struct {
 	probe      uint32
 	class      Class
 	took       time.Duration
+	hedge      bool // sent beside another one
 }
 
 // settle takes the result of an attempt that was admitted.

@@ -151,6 +151,9 @@ func (c *Call) settle(now Instant, o *Outcome) {
 	defer e.mu.Unlock()
 	now = c.tick(now)
 	eff := e.effects(now)
+	if r := c.race(); r != nil {
+		r.remove(int(c.attempts)) // the one that is settled
+	}
 	c.loseOthers(now)
 	c.conclude(now, c.attempts, o, &eff)
 	d.Breaker = c.leave(now, &eff)
@@ -165,7 +168,11 @@ func (c *Call) count(now Instant, number uint8, o *Outcome) (class Class, retrya
 		c.attempt.class = class
 		c.breaker().settle(&p.Breaker, c.attempt, now, e.random)
 	}
-	e.counters.attempt(class, number)
+	if c.attempt.hedge {
+		e.countHedge(class)
+	} else {
+		e.counters.attempt(class, number)
+	}
 	return class, retryable
 }
 
@@ -272,6 +279,11 @@ func (c *Call) end(class Class) {
 			if class == Success && c.attempts == 1 {
 				e.credit()
 			}
+		}
+		if c.attempt.hedge {
+			h := &e.extra().hedges
+			h.Answered++
+			h.Rescued += uint64(bit(c.rescued()))
 		}
 		e.gate.succeeded(1)
 	case Failure:

@@ -47,7 +47,7 @@ func compileExtras(c compiler) *Extras {
 type extras struct {
 	limiter  limiter
 	shared   *SharedBudget
-	hedges   uint64           // sent
+	hedges   hedgeCounts      // sent
 	observed uint64           // retries and hedges that would have been
 	took     *quantile.Sketch // of first attempts; nil unless the policy asks for a quantile
 	hosts    *hosts           // nil unless there is a breaker for each

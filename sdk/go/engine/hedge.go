@@ -150,9 +150,9 @@ func (c *Call) hedge(now Instant, p *Policy, rule *HedgingPolicy, eff *Effects) 
 	c.attempts++
 	r.hedges++
 	c.counts = !eff.ForcedClosed || b.state == BreakerClosed
-	c.attempt, c.sent = report{generation: b.generation}, now
+	c.attempt, c.sent = report{generation: b.generation, hedge: true}, now
 	r.add(run{c.attempt, now, c.attempts, c.counts})
-	e.extra().hedges++
+	e.extra().hedges.sent++
 	d.Proceed = true
 }
 
@@ -273,12 +273,29 @@ func (e *Endpoint) patience(p *Policy) int64 {
 	return math.MaxInt64
 }
 
-// hedges is the number of hedges sent.
-func (e *Endpoint) hedges() uint64 {
+// hedgeCounts counts hedges.
+type hedgeCounts struct {
+	sent uint64
+	HedgeStats
+}
+
+// hedges counts the hedges.
+func (e *Endpoint) hedges() hedgeCounts {
 	if e.more == nil {
-		return 0
+		return hedgeCounts{}
 	}
 	return e.more.hedges
+}
+
+// countHedge counts a hedge that did not answer its call.
+func (e *Endpoint) countHedge(class Class) {
+	switch h := &e.extra().hedges; class {
+	case Failure:
+		h.Failed++
+	case Neutral:
+		h.Lost++
+	case Success, Refused:
+	}
 }
 
 // observed is the number of retries and hedges that were not made because the policy is

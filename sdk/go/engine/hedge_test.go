@@ -167,3 +167,33 @@ func TestHedging_never_passes_the_budget(t *testing.T) {
 		}
 	}
 }
+
+func TestHedging_what_became_of_hedges_adds_up(t *testing.T) {
+	r := newRig(t, map[engine.Field]engine.Value{
+		engine.MaxAttempts: engine.Int(3), engine.HedgingEnabled: engine.Bool(true), engine.HedgingAfter: engine.Text("10ms"),
+	})
+	hedged := func() *engine.Call {
+		c := r.begin(0)
+		if d := c.Hedge(engine.Instant(10 * time.Millisecond)); !d.Proceed {
+			t.Fatalf("%+v", *d)
+		}
+		return c
+	}
+	at := engine.Instant(20 * time.Millisecond)
+	hedged().SettleAttempt(at, 2, succeeds) // the hedge answers
+	hedged().SettleAttempt(at, 1, succeeds) // and loses
+	c := hedged()
+	c.SettleAttempt(at, 2, answers(503)) // and fails
+	c.SettleAttempt(at, 1, succeeds)
+	c = hedged()
+	c.SettleAttempt(at, 1, answers(503)) // the first fails, the hedge rescues
+	c.SettleAttempt(at, 2, succeeds)
+	hedged().Abandon(at) // all are left
+	s := r.Stats(at)
+	if s.Hedges != 5 || s.Hedged.Answered != 2 || s.Hedged.Rescued != 1 || s.Hedged.Failed != 1 || s.Hedged.Lost != 2 {
+		t.Errorf("%+v", s)
+	}
+	if s.Hedged.Answered+s.Hedged.Failed+s.Hedged.Lost != s.Hedges || s.FirstFailed != 1 || s.RetriesFailed != 0 {
+		t.Errorf("%+v", s)
+	}
+}

@@ -432,7 +432,8 @@ func (r *scriptRun) stats(at engine.Instant, step *scriptStep) {
 	s := r.endpoint(step.Endpoint, at).Stats(at)
 	have := map[string]any{
 		"calls": s.Calls, "attempts": s.Attempts(), "ok": s.OK, "rescued": s.Rescued, "failed": s.Failed,
-		"cancelled": s.Cancelled, "rejected": s.Rejected, "retries": s.Retries, "hedges": s.Hedges, "observed": s.Observed,
+		"cancelled": s.Cancelled, "rejected": s.Rejected, "retries": s.Retries, "hedges": s.Hedges, "hedgesAnswered": s.Hedged.Answered, "hedgesRescued": s.Hedged.Rescued, "hedgesFailed": s.Hedged.Failed, "hedgesLost": s.Hedged.Lost,
+		"firstFailed": s.FirstFailed, "retriesFailed": s.RetriesFailed, "observed": s.Observed,
 		"breaker": s.Breaker.State.String(), "rule": s.Breaker.Rule.String(), "until": time.Duration(s.Breaker.Until).String(),
 		"admitted": s.Breaker.Admitted, "probes": s.Breaker.Probes, "succeeded": s.Breaker.Succeeded, "needed": s.Breaker.Needed,
 		"allowed": s.Budget.Allowed, "used": s.Budget.Used, "left": s.Budget.Left,

@@ -13,6 +13,7 @@ type Stats struct {
 	Cancelled uint64 // by the caller, during an attempt
 	Rejected  uint64 // refused before the first attempt
 	Hedges    uint64 // sent beside a slow attempt
+	Hedged    HedgeStats
 	// Retries sent, and the attempts of either kind that failed.
 	Retries, FirstFailed, RetriesFailed uint64
 	// Observed are retries that would have been made, had the policy not been observed only.
@@ -29,6 +30,13 @@ type Stats struct {
 	Change *BreakerChange
 
 	suppressed [numReasons]uint64
+}
+
+// HedgeStats is what became of hedges.
+type HedgeStats struct {
+	// Answered are those whose answer was taken, and Rescued those of them that count under
+	// Stats.Rescued. Lost are those that lost to another attempt or were cancelled.
+	Answered, Rescued, Failed, Lost uint64
 }
 
 // Attempts is the number of attempts sent.
@@ -99,11 +107,12 @@ func (e *Endpoint) Stats(now Instant) Stats {
 	p := e.policy.Load()
 	e.budget.fit(&p.Budget, eff.Factor, now)
 	c := &e.counters
-	refused := e.refused.Load()
+	refused, h := e.refused.Load(), e.hedges()
 	s := Stats{
 		Calls: c.calls + c.rejected + refused, OK: c.ok, Rescued: c.rescued, Failed: c.failed,
 		Cancelled: c.cancelled, Rejected: c.rejected + refused,
-		Retries: c.retries, Hedges: e.hedges(), FirstFailed: c.firstFailed, RetriesFailed: c.retriesFailed,
+		Retries: c.retries, Hedges: h.sent, FirstFailed: c.firstFailed, RetriesFailed: c.retriesFailed,
+		Hedged:   h.HedgeStats,
 		Observed: e.observed(), suppressed: c.suppressed,
 		Budget:      e.budgetStatus(p, &eff),
 		Concurrency: e.concurrencyStatus(p),

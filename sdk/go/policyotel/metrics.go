@@ -20,46 +20,49 @@ import (
 
 // series is a count of an endpoint and how it is labelled.
 type series struct {
-	of    func(*engine.Stats) uint64
+	of    func(*policyd.EndpointStats) uint64
 	attrs []attribute.KeyValue
 }
 
-func result(of func(*engine.Stats) uint64, word string) series {
+func result(word string, of func(*policyd.EndpointStats) uint64) series {
 	return series{of, []attribute.KeyValue{attribute.String("result", word)}}
 }
 
-func attempt(of func(*engine.Stats) uint64, kind, word string) series {
+func attempt(kind, word string, of func(*policyd.EndpointStats) uint64) series {
 	return series{of, []attribute.KeyValue{attribute.String("kind", kind), attribute.String("result", word)}}
 }
 
+// callSeries add up to all calls that have ended.
 func callSeries() []series {
 	return []series{
-		result(func(s *engine.Stats) uint64 { return s.OK }, "ok"),
-		result(func(s *engine.Stats) uint64 { return s.Rescued }, "ok_after_retry"),
-		result(func(s *engine.Stats) uint64 { return s.Failed }, "failed"),
-		result(func(s *engine.Stats) uint64 { return s.Rejected }, "rejected"),
-		result(func(s *engine.Stats) uint64 { return s.Cancelled }, "cancelled"),
+		result("ok", func(s *policyd.EndpointStats) uint64 { return s.OK }),
+		result("ok_after_retry", func(s *policyd.EndpointStats) uint64 { return s.Rescued }),
+		result("failed", func(s *policyd.EndpointStats) uint64 { return less(s.Failed, s.Fallbacks) }),
+		result("rejected", func(s *policyd.EndpointStats) uint64 { return less(s.Rejected, s.RejectedFallbacks) }),
+		result("fallback", func(s *policyd.EndpointStats) uint64 { return s.Fallbacks + s.RejectedFallbacks }),
+		result("cancelled", func(s *policyd.EndpointStats) uint64 { return s.Cancelled }),
 	}
 }
 
 func attemptSeries() []series {
 	return []series{
-		attempt(func(s *engine.Stats) uint64 { return s.OK }, "first", "ok"),
-		attempt(func(s *engine.Stats) uint64 { return s.FirstFailed }, "first", "failed"),
-		attempt(func(s *engine.Stats) uint64 { return s.Rescued }, "retry", "ok"),
-		attempt(func(s *engine.Stats) uint64 { return s.RetriesFailed }, "retry", "failed"),
-		{hedges, []attribute.KeyValue{attribute.String("kind", "hedge")}},
+		attempt("first", "ok", func(s *policyd.EndpointStats) uint64 { return less(s.OK, s.Hedged.Answered-s.Hedged.Rescued) }),
+		attempt("first", "failed", func(s *policyd.EndpointStats) uint64 { return s.FirstFailed }),
+		attempt("retry", "ok", func(s *policyd.EndpointStats) uint64 { return less(s.Rescued, s.Hedged.Rescued) }),
+		attempt("retry", "failed", func(s *policyd.EndpointStats) uint64 { return s.RetriesFailed }),
+		attempt("hedge", "ok", func(s *policyd.EndpointStats) uint64 { return s.Hedged.Answered }),
+		attempt("hedge", "failed", func(s *policyd.EndpointStats) uint64 { return s.Hedged.Failed }),
+		attempt("hedge", "cancelled", func(s *policyd.EndpointStats) uint64 { return s.Hedged.Lost }),
 	}
 }
 
-// hedges are the attempts that are neither first ones nor retries.
-func hedges(s *engine.Stats) uint64 { return s.Attempts() - (s.Calls - s.Rejected + s.Retries) }
+func less(n, some uint64) uint64 { return n - min(n, some) }
 
 func suppressedSeries() []series {
 	var all []series
 	for _, code := range engine.Codes() {
 		all = append(all, series{
-			func(s *engine.Stats) uint64 { return s.Suppressed(code) },
+			func(s *policyd.EndpointStats) uint64 { return s.Suppressed(policyd.Code(code)) },
 			[]attribute.KeyValue{attribute.String("code", string(code))},
 		})
 	}
@@ -74,13 +77,19 @@ type counter struct {
 	totals map[string][]uint64
 }
 
+// seen is what an endpoint had counted at the last collection.
+type seen struct {
+	calls  uint64
+	counts [][]uint64 // by counter and series
+}
+
 // observer reads one client. Collections may run at once, for several readers.
 type observer struct {
 	client weak.Pointer[policyd.Client]
 
 	mu       sync.Mutex
 	counters []*counter
-	before   map[string][][]uint64 // what each endpoint had counted, by counter and series
+	before   map[string]seen // by endpoint
 
 	tokens, state, revision metric.Int64ObservableGauge
 	age                     metric.Float64ObservableGauge
@@ -88,7 +97,7 @@ type observer struct {
 
 // observe registers the metrics of a client until nobody holds it any more.
 func observe(meter metric.Meter, c *policyd.Client) {
-	o := &observer{client: weak.Make(c), before: map[string][][]uint64{}}
+	o := &observer{client: weak.Make(c), before: map[string]seen{}}
 	var errs []error
 	check := func(err error) {
 		if err != nil {
@@ -161,7 +170,7 @@ func (o *observer) collect(_ context.Context, to metric.Observer) error {
 
 // count adds what happened since the last collection.
 func (o *observer) count(all []policyd.EndpointStats) {
-	now := make(map[string][][]uint64, len(all))
+	now := make(map[string]seen, len(all))
 	for i := range all {
 		e := &all[i]
 		name := label(e.Endpoint, e.Unmatched)
@@ -170,21 +179,24 @@ func (o *observer) count(all []policyd.EndpointStats) {
 			key = "host " + key // a name is another endpoint
 		}
 		before := o.before[key]
+		if e.Calls < before.calls { // it was gone and started anew
+			before = seen{}
+		}
 		counts := make([][]uint64, len(o.counters))
 		for j, c := range o.counters {
-			counts[j] = c.read(&e.Stats)
+			counts[j] = c.read(e)
 			var last []uint64
-			if before != nil {
-				last = before[j]
+			if before.counts != nil {
+				last = before.counts[j]
 			}
 			c.add(name, counts[j], last)
 		}
-		now[key] = counts
+		now[key] = seen{e.Calls, counts}
 	}
 	o.before = now
 }
 
-func (c *counter) read(s *engine.Stats) []uint64 {
+func (c *counter) read(s *policyd.EndpointStats) []uint64 {
 	counts := make([]uint64, len(c.series))
 	for i := range c.series {
 		counts[i] = c.series[i].of(s)
@@ -192,7 +204,8 @@ func (c *counter) read(s *engine.Stats) []uint64 {
 	return counts
 }
 
-// add adds the growth of counts. Counts that shrank have started anew.
+// add adds the growth of counts. One that is lower than it was, as a call moves from failed
+// to fallback, grows again from where it was.
 func (c *counter) add(name string, counts, before []uint64) {
 	total := c.totals[name]
 	if total == nil {
@@ -200,8 +213,9 @@ func (c *counter) add(name string, counts, before []uint64) {
 		c.totals[name] = total
 	}
 	for i, n := range counts {
-		if before != nil && before[i] <= n {
-			n -= before[i]
+		if before != nil {
+			counts[i] = max(n, before[i])
+			n = counts[i] - before[i]
 		}
 		total[i] += n
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,8 +36,13 @@ const quick = `{"apiVersion": "policyd/v1", "kind": "RetryPolicy", "metadata": {
 // newClient returns a client that reports to what is global now.
 func newClient(t *testing.T, opts ...policyd.Option) *policyd.Client {
 	t.Helper()
+	return newClientOf(t, quick, opts...)
+}
+
+func newClientOf(t *testing.T, policies string, opts ...policyd.Option) *policyd.Client {
+	t.Helper()
 	file := t.TempDir() + "/policies.json"
-	if err := os.WriteFile(file, []byte(quick), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(policies), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	c, err := policyd.New(append(opts, policyd.WithPolicyFile(file), policyd.WithCacheDir(""))...)
@@ -241,6 +247,57 @@ func TestInstall_counts_calls_attempts_and_reasons(t *testing.T) {
 	for key := range got {
 		if strings.Contains(key, "127.0.0.1") {
 			t.Errorf("a host is a label: %s", key)
+		}
+	}
+}
+
+// slowThenFast holds each odd request until it is cancelled.
+type slowThenFast struct{ n *atomic.Int32 }
+
+func (s slowThenFast) RoundTrip(r *http.Request) (*http.Response, error) {
+	if s.n.Add(1)%2 == 1 {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody, Request: r}, nil
+}
+
+func TestInstall_counts_hedges_and_fallbacks(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	meter(t, reader)
+	c := newClientOf(t, `{"apiVersion": "policyd/v1", "kind": "RetryPolicy", "metadata": {"scope": "global"},
+"spec": {"hedging": {"after": "1ms"}, "maxAttempts": 2, "budget": {"minRetriesPerSecond": 5}, "fallback": {"mode": "static", "static": {"status": 200, "body": "kept"}}}}`,
+		policyotel.Install())
+	const hedged, failing = "shop/hedged/items.get", "shop/failing/items.get"
+	get(t.Context(), t, policyotel.ClientTransport(c, slowThenFast{new(atomic.Int32)}, policyd.Route("GET", "/", hedged)), "http://catalog.shop/")
+	down := backend(t, 1000)
+	if code := get(t.Context(), t, policyotel.ClientTransport(c, nil, policyd.Route("GET", "/", failing), policyd.StaticFallback()), down.URL); code != http.StatusOK {
+		t.Fatal(code)
+	}
+	_ = sums(t, reader)
+	broken := func(context.Context) (int, error) { return 0, policyd.Retryable(errors.New("down")) }
+	v, err := policyd.DoOr(t.Context(), failing, broken, func(_ context.Context, gaveUp *policyd.Error) (int, error) {
+		_ = sums(t, reader) // between the failure and its fallback
+		return 42, nil
+	}, policyd.Using(c))
+	if v != 42 || err != nil {
+		t.Fatal(v, err)
+	}
+	_, err = policyd.DoOr(t.Context(), failing, broken, func(_ context.Context, gaveUp *policyd.Error) (int, error) { return 0, gaveUp }, policyd.Using(c))
+	if err == nil {
+		t.Fatal("no error")
+	}
+	got := sums(t, reader)
+	for key, want := range map[string]int64{
+		"policyd.client.calls{endpoint=" + hedged + ",result=ok}":                      1,
+		"policyd.client.attempts{endpoint=" + hedged + ",kind=hedge,result=ok}":        1,
+		"policyd.client.attempts{endpoint=" + hedged + ",kind=first,result=ok}":        0,
+		"policyd.client.attempts{endpoint=" + hedged + ",kind=hedge,result=cancelled}": 0,
+		"policyd.client.calls{endpoint=" + failing + ",result=fallback}":               2,
+		"policyd.client.calls{endpoint=" + failing + ",result=failed}":                 1,
+	} {
+		if n := got[key]; n != want {
+			t.Errorf("%s is %d, want %d", key, n, want)
 		}
 	}
 }
