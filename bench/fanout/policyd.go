@@ -43,9 +43,17 @@ func newHub(o options) (*push.Hub, *served, error) {
 
 	var mu sync.Mutex
 	revision := policy.Revision(1)
+	var due int64 // confirmations, with those of the newest change
+	confirmations := func() (n int64) {
+		for _, in := range h.Stats().Propagation.Buckets {
+			n += in
+		}
+		return n
+	}
 	publish := func(c policy.Change, m proto.Message) error {
 		mu.Lock()
 		defer mu.Unlock()
+		due = confirmations() + int64(o.Streams)
 		c.Document = payload.Encoded(m)
 		revision++
 		c.Revision = revision
@@ -53,7 +61,12 @@ func newHub(o options) (*push.Hub, *served, error) {
 		return nil
 	}
 	s := &served{
-		confirmed: func() (bool, error) { return instances.LocalStates()[fleet.Behind] == 0, nil },
+		confirmed: func() (bool, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			// To ask the fleet all the time would cost more than what is measured.
+			return confirmations() >= due && instances.LocalStates()[fleet.Behind] == 0, nil
+		},
 		commit: func(at payload.Stamp) error {
 			return publish(policy.Change{Key: "policies/" + payload.Scope, Scope: payload.Scope}, payload.Document(at, o.Size))
 		},

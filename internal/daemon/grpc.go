@@ -48,7 +48,11 @@ func newEdge(cfg config.Config, logger *slog.Logger, hub *push.Hub, services ...
 		return e, nil
 	}
 	var err error
-	if e.lean, err = lean.New(lean.Config{Codec: push.Codec(), Logger: logger.With("component", "lean")}); err != nil {
+	e.lean, err = lean.New(lean.Config{
+		Codec: push.Codec(), Logger: logger.With("component", "lean"),
+		Limits: lean.Limits{Message: push.MaxRequest},
+	})
+	if err != nil {
 		return nil, fmt.Errorf("watch transport: %w", err)
 	}
 	hub.Register(e.lean)

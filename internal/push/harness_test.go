@@ -114,9 +114,7 @@ func (s *leanServer) Stop() {
 
 func start(t *testing.T, change func(*push.Config)) *bench {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	return startOn(t, l, change, push.ServerOptions()...)
+	return startOn(t, listen(t), change, push.ServerOptions()...)
 }
 
 func startOn(t *testing.T, l net.Listener, change func(*push.Config), opts ...grpc.ServerOption) *bench {
@@ -391,10 +389,16 @@ func eventually(t *testing.T, what string, ok func() bool) {
 
 func name(i int) engine.Scope { return engine.Scope(fmt.Sprintf("shop/payments/endpoint-%05d", i)) }
 
-func serve(t *testing.T, s *grpc.Server) string {
+func listen(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
+	return l
+}
+
+func serve(t *testing.T, s *grpc.Server) string {
+	t.Helper()
+	l := listen(t)
 	var running sync.WaitGroup
 	running.Go(func() { _ = s.Serve(l) })
 	t.Cleanup(func() { s.Stop(); running.Wait() })

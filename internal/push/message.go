@@ -173,7 +173,7 @@ func encode(r *policydv1.WatchResponse, revision int64) *frame {
 	return &frame{data: mem.BufferSlice{mem.SliceBuffer(b)}, size: len(b), revision: revision}
 }
 
-// codec is gRPC's codec of protobuf that also knows frames.
+// codec is gRPC's codec of protobuf that also knows frames and requests.
 type codec struct {
 	encoding.CodecV2
 }
@@ -187,4 +187,13 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return f.data, nil
 	}
 	return c.CodecV2.Marshal(v)
+}
+
+// Unmarshal knows requests.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if r, ok := v.(*request); ok {
+		r.take(data)
+		return nil
+	}
+	return c.CodecV2.Unmarshal(data, v)
 }

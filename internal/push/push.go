@@ -164,6 +164,8 @@ func (h *Hub) Run(ctx context.Context) error {
 	defer refresh.Stop()
 	gathered := time.NewTimer(time.Hour)
 	defer gathered.Stop()
+	round := time.NewTimer(time.Hour)
+	defer round.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -172,12 +174,17 @@ func (h *Hub) Run(ctx context.Context) error {
 			h.refresh()
 		case <-gathered.C:
 			h.flush()
+		case <-round.C:
+			h.startRounds(nil, 0, false)
 		case <-h.inbox.wake:
 			if wait := h.inbox.wait(h.now(), h.cfg.Gather); wait > 0 {
 				gathered.Reset(wait)
-			} else {
-				h.flush()
+				continue
 			}
+			h.flush()
+		}
+		if wait, ok := h.nextRound(); ok {
+			round.Reset(wait)
 		}
 	}
 }
@@ -249,12 +256,12 @@ func (h *Hub) flush() {
 			refused = append(refused, err)
 		}
 	}
-	var readers int64
+	readers := int64(0)
 	for v := range touched {
 		readers += v.refs.Load()
 	}
 	for v := range touched {
-		v.publish(h.world.snap, readers, at)
+		v.publish(h.world.snap, readers)
 	}
 	h.snap.Store(h.world.snap)
 	h.mu.Unlock()
@@ -262,9 +269,7 @@ func (h *Hub) flush() {
 	for _, err := range refused {
 		h.log.Error("update refused", "error", err)
 	}
-	for _, s := range h.shards {
-		s.dirty(touched, urgent)
-	}
+	h.startRounds(touched, readers, urgent)
 	h.stats.published.Add(int64(len(updates)))
 }
 
@@ -308,7 +313,7 @@ func (h *Hub) acquire(targets targetSet) *view {
 	if !ok {
 		v = newView(targets, len(h.shards), h.cfg.Limits.Piece)
 		v.rescan(h.world.snap)
-		v.publish(h.world.snap, 0, h.now())
+		v.publish(h.world.snap, 0)
 		h.views.add(v)
 	}
 	v.refs.Add(1)

@@ -86,7 +86,7 @@ func TestReaders_at_any_point_arrive_at_what_they_may_see(t *testing.T) {
 			touched := make(map[*view]struct{})
 			require.NoError(t, hub.apply(&u, 0, touched))
 			for v := range touched {
-				v.publish(hub.world.snap, 0, 0)
+				v.publish(hub.world.snap, 0)
 			}
 			hub.snap.Store(hub.world.snap)
 		}
@@ -112,7 +112,7 @@ func TestReaders_at_any_point_arrive_at_what_they_may_see(t *testing.T) {
 				views[i] = newView(newTargetSet(set, i%2 == 0), 1, 200)
 				hub.views.add(views[i])
 				views[i].rescan(hub.world.snap)
-				views[i].publish(hub.world.snap, 0, 0)
+				views[i].publish(hub.world.snap, 0)
 			}
 			for _, r := range readers {
 				r.seq = cut
@@ -209,7 +209,7 @@ func TestA_stream_that_lags_behind_forgotten_deletions_gets_everything(t *testin
 		}
 		u := policy.Update{Epoch: "e", Revision: revision, Reset: reset, Changes: changes, DeletionsKnownSince: since}
 		require.NoError(t, hub.apply(&u, 0, make(map[*view]struct{})))
-		v.publish(hub.world.snap, 0, 0)
+		v.publish(hub.world.snap, 0)
 	}
 	publish(1, 1, true, policy.Change{Scope: "shop/a", Document: []byte{}}, policy.Change{Scope: "shop/b", Document: []byte{}})
 	r := &reader{seq: cut}
@@ -304,10 +304,10 @@ func TestFlow_counts_what_is_not_confirmed(t *testing.T) {
 }
 
 func TestAsks_come_three_at_once_and_then_rarely(t *testing.T) {
-	var a asks
+	var a turns
 	granted := 0
 	for now := time.Duration(0); now < 10*time.Minute; now += 100 * time.Millisecond {
-		if a.allow(now) {
+		if a.allow(now, askEvery, askBurst) {
 			granted++
 		}
 		if now == time.Second {

@@ -44,7 +44,7 @@ type stream struct {
 	resume *resumePoint // not answered yet
 	whole  wholeness
 	flow   flow
-	asks   asks
+	asks   turns
 
 	// owned by the shard
 	place place
@@ -70,6 +70,7 @@ type position struct {
 	told   int64  // highest revision that was sent, heartbeats included
 	wanted int64
 	acked  int64 // highest revision that was confirmed
+	passed bool  // it was its turn while it could take nothing
 }
 
 // resumePoint is what an instance held when it came.
@@ -102,7 +103,7 @@ func (s *stream) next(st *viewState, hubRevision int64, now time.Duration) (poin
 		return s.first(st, hubRevision)
 	case s.epoch != st.snap.epoch, s.whole == wholeDue:
 		return point{kind: fromNothing}, true
-	case s.whole == wholeAsked && s.asks.allow(now):
+	case s.whole == wholeAsked && s.asks.allow(now, askEvery, askBurst):
 		return point{kind: fromNothing}, true
 	case s.base == st.seq:
 		return point{}, false
@@ -156,14 +157,9 @@ func (s *stream) pumpLocked(now time.Duration) {
 	if s.busy {
 		return
 	}
-	if s.flow.pending() > s.hub.cfg.Limits.Unconfirmed {
+	if s.flow.pending() > s.hub.cfg.Limits.Unconfirmed || s.patient(st) && s.flow.awaits(now) {
 		if s.base != st.seq {
-			s.flow.stall(now)
-		}
-		return
-	}
-	if s.patient(st) && s.flow.awaits(now) {
-		if s.base != st.seq {
+			s.passed = true
 			s.flow.stall(now)
 		}
 		return
@@ -190,11 +186,7 @@ func (s *stream) send(st *viewState, from point, now time.Duration) {
 	if s.resume != nil && s.resume.epoch == m.epoch {
 		s.told = s.resume.revision // it would refuse less
 	}
-	per := perConfirmation
-	if st.among && s.base >= st.urgent {
-		per = perConfirmationAmongEdits
-	}
-	within := confirmWithin(max(st.readers, s.view.refs.Load()), per)
+	within := confirmWithin(max(st.readers, s.view.refs.Load()))
 	if len(m.pieces) > 1 {
 		revision := max(s.told, st.snap.revision)
 		s.busy = true
@@ -229,7 +221,7 @@ func (s *stream) sent(st *viewState, m *message, revision int64, now time.Durati
 	if s.resume == nil && !m.whole && s.base < st.prev {
 		s.hub.stats.coalesced.Add(1)
 	}
-	s.resume = nil
+	s.resume, s.passed = nil, false
 	s.base, s.told = st.seq, revision
 	at := m.oldest
 	if m.whole {
@@ -263,31 +255,34 @@ func (s *stream) transfer(m *message, revision int64, within time.Duration) {
 }
 
 // confirm takes an Ack.
-func (s *stream) confirm(a *policydv1.Ack) error {
+func (s *stream) confirm(a *plainAck, rejected []fleet.Rejection) error {
 	now := s.hub.now()
 	s.mu.Lock()
-	if a.GetEpoch() != s.epoch || a.GetRevision() < s.acked {
+	if a.epoch != s.epoch || a.revision < s.acked {
 		s.mu.Unlock()
 		return nil // it crossed something newer on the way
 	}
-	if a.GetRevision() > s.told {
+	if a.revision > s.told {
 		told := s.told
 		s.mu.Unlock()
-		return status.Errorf(codes.InvalidArgument, "ack: revision %d was never sent, the newest was %d", a.GetRevision(), told)
+		return status.Errorf(codes.InvalidArgument, "ack: revision %d was never sent, the newest was %d", a.revision, told)
 	}
-	if waited, ok := s.flow.confirm(a.GetRevision(), now); ok {
+	if waited, ok := s.flow.confirm(a.revision, now); ok {
 		s.hub.stats.propagation.observe(waited)
 	}
-	if a.GetWantSnapshot() {
+	if a.wantSnapshot {
 		if s.whole == notWhole {
 			s.whole = wholeAsked
 		}
 	} else {
-		s.acked = a.GetRevision()
+		s.acked = a.revision
 		// In order with the acks before it, hence under mu.
-		s.session.Confirmed(a.GetRevision(), rejections(a.GetRejected()))
+		s.session.Confirmed(a.revision, rejected)
 	}
-	s.pumpLocked(now)
+	if s.passed || s.whole != notWhole {
+		// Else its turn comes with everybody's.
+		s.pumpLocked(now)
+	}
 	s.mu.Unlock()
 	return nil
 }

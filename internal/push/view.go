@@ -47,9 +47,12 @@ type view struct {
 	drill      bool
 	everything bool // a target is global
 	piece      int  // size above which a message is split
-	// whole says of a namespace whether all of it is seen; else narrow lists what is.
+	// whole are the namespaces that are seen whole. Of others the targets and what lies below
+	// them is seen, and what stands above.
 	whole  map[string]bool
-	narrow map[string][]engine.Scope
+	narrow map[string]bool // namespaces of targets below one
+	target map[engine.Scope]bool
+	above  map[engine.Scope]bool
 
 	state atomic.Pointer[viewState]
 
@@ -60,6 +63,9 @@ type view struct {
 	revision int64  // of the newest update that concerns it
 	seq      uint64 // of the same
 	urgent   uint64 // seq of the newest one that concerns it and may not wait
+	// nextRound is when the next round of edits over its streams may start.
+	nextRound time.Duration
+	pause     time.Duration // that the next round is followed by
 
 	// part i belongs to shard i
 	parts []part
@@ -76,7 +82,8 @@ type part struct {
 func newView(t targetSet, shards, piece int) *view {
 	v := &view{
 		key: t.key, drill: t.drill, piece: piece,
-		whole: make(map[string]bool), narrow: make(map[string][]engine.Scope),
+		whole: make(map[string]bool), narrow: make(map[string]bool),
+		target: make(map[engine.Scope]bool), above: make(map[engine.Scope]bool),
 		parts: make([]part, shards),
 	}
 	for _, s := range t.targets {
@@ -86,7 +93,11 @@ func newView(t targetSet, shards, piece int) *view {
 		case string(s) == ns:
 			v.whole[ns] = true
 		default:
-			v.narrow[ns] = append(v.narrow[ns], s)
+			v.narrow[ns] = true
+			v.target[s] = true
+			for up := s.Parent(); up != engine.Global; up = up.Parent() {
+				v.above[up] = true
+			}
 		}
 	}
 	return v
@@ -100,8 +111,15 @@ func (v *view) sees(d *document) bool {
 	case v.everything, d.scope == "", d.scope == engine.Global:
 		return true
 	}
-	ns := d.scope.Namespace()
-	return v.whole[ns] || slices.ContainsFunc(v.narrow[ns], d.scope.Overlaps)
+	if v.whole[d.scope.Namespace()] || v.above[d.scope] {
+		return true
+	}
+	for at := d.scope; at != ""; at = at.Parent() {
+		if v.target[at] {
+			return true
+		}
+	}
+	return false
 }
 
 // spaces returns the logs that may hold something visible.
@@ -177,16 +195,13 @@ func (v *view) rescan(snap *snapshot) {
 
 // publish makes what note or rescan found visible to the writers; readers is how many streams
 // that concerns, over all views. Guarded by Hub.mu.
-func (v *view) publish(snap *snapshot, readers int64, now time.Duration) {
+func (v *view) publish(snap *snapshot, readers int64) {
 	var prev uint64
-	var among bool
 	if old := v.state.Load(); old != nil {
 		prev = old.seq
-		among = now-old.at < time.Duration(readers)*perConfirmationAmongEdits
 	}
 	v.state.Store(&viewState{
-		snap: snap, seq: v.seq, prev: prev, urgent: v.urgent, revision: v.revision, hash: v.hash,
-		readers: readers, at: now, among: among,
+		snap: snap, seq: v.seq, prev: prev, urgent: v.urgent, revision: v.revision, hash: v.hash, readers: readers,
 	})
 }
 
@@ -194,8 +209,7 @@ func (v *view) publish(snap *snapshot, readers int64, now time.Duration) {
 func (v *view) renew(snap *snapshot) {
 	old := v.state.Load()
 	v.state.Store(&viewState{
-		snap: snap, seq: old.seq, prev: old.prev, urgent: old.urgent, revision: old.revision, hash: old.hash,
-		readers: old.readers, at: old.at, among: old.among,
+		snap: snap, seq: old.seq, prev: old.prev, urgent: old.urgent, revision: old.revision, hash: old.hash, readers: old.readers,
 	})
 }
 
@@ -208,9 +222,7 @@ type viewState struct {
 	urgent   uint64 // seq of the newest change that may not wait
 	revision int64  // of the newest update that concerns the view
 	hash     uint64
-	readers  int64 // streams that were sent the state at about the same time
-	at       time.Duration
-	among    bool // edits came so fast that this one and the one before are under way at once
+	readers  int64 // streams that are sent the state at about the same time
 
 	// mu guards messages and what they cache.
 	mu       sync.Mutex
@@ -315,6 +327,8 @@ type viewIndex struct {
 	bySpace map[string]map[*view]struct{}
 	// everything holds the views that see all namespaces.
 	everything map[*view]struct{}
+	// later holds the views that have something new and wait for their next round.
+	later map[*view]struct{}
 }
 
 func newViewIndex() viewIndex {
@@ -323,6 +337,7 @@ func newViewIndex() viewIndex {
 		byKey:      make(map[string]*view),
 		bySpace:    make(map[string]map[*view]struct{}),
 		everything: make(map[*view]struct{}),
+		later:      make(map[*view]struct{}),
 	}
 }
 
@@ -344,6 +359,7 @@ func (x *viewIndex) remove(v *view) {
 	delete(x.all, v)
 	delete(x.byKey, v.key)
 	delete(x.everything, v)
+	delete(x.later, v)
 	for name := range v.names() {
 		if delete(x.bySpace[name], v); len(x.bySpace[name]) == 0 {
 			delete(x.bySpace, name)

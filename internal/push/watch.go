@@ -3,6 +3,7 @@
 package push
 
 import (
+	"context"
 	"errors"
 	"io"
 	"slices"
@@ -29,16 +30,7 @@ func (h *Hub) Watch(conn grpc.BidiStreamingServer[policydv1.WatchRequest, policy
 	}
 	defer h.leave(s)
 
-	late := time.AfterFunc(h.cfg.Limits.Hello, func() {
-		s.end(status.Errorf(codes.InvalidArgument, "no hello within %s", h.cfg.Limits.Hello))
-	})
-	defer late.Stop()
-	req, err := conn.Recv()
-	late.Stop()
-	if err != nil {
-		return s.verdict(err)
-	}
-	hello, err := readHello(req)
+	hello, err := h.introduced(s)
 	if err != nil {
 		return err
 	}
@@ -53,6 +45,23 @@ func (h *Hub) Watch(conn grpc.BidiStreamingServer[policydv1.WatchRequest, policy
 	}
 	defer h.part(s)
 	return s.verdict(s.listen(conn))
+}
+
+// introduced waits for the first message.
+func (h *Hub) introduced(s *stream) (*hello, error) {
+	late := time.AfterFunc(h.cfg.Limits.Hello, func() {
+		s.end(status.Errorf(codes.InvalidArgument, "no hello within %s", h.cfg.Limits.Hello))
+	})
+	defer late.Stop()
+	var first request
+	if err := first.receive(s.conn); err != nil {
+		return nil, s.verdict(err)
+	}
+	m, err := first.message()
+	if err != nil {
+		return nil, err
+	}
+	return readHello(m)
 }
 
 // enter admits a stream to the roster.
@@ -160,35 +169,72 @@ func (h *Hub) part(s *stream) {
 }
 
 // listen takes what the instance says until it stops.
-func (s *stream) listen(conn grpc.BidiStreamingServer[policydv1.WatchRequest, policydv1.WatchResponse]) error {
-	var reportFrom time.Duration // an earlier report is not looked at
+func (s *stream) listen(conn grpc.ServerStream) error {
+	var e ear
 	for {
-		req, err := conn.Recv()
-		if err != nil {
+		if err := e.receive(conn); err != nil {
 			return err
 		}
-		now := s.hub.now()
-		s.received.Store(int64(now))
-		switch kind := req.GetKind().(type) {
-		case *policydv1.WatchRequest_Ack:
-			s.hub.stats.rejected.Add(int64(len(kind.Ack.GetRejected())))
-			err = s.confirm(kind.Ack)
-		case *policydv1.WatchRequest_Report:
-			if now >= reportFrom {
-				reportFrom = now + minReportEvery
-				s.session.Reported(report(kind.Report))
-			}
-		case *policydv1.WatchRequest_Subscribe:
-			err = s.subscribe(kind.Subscribe)
-		case *policydv1.WatchRequest_Hello:
-			err = status.Error(codes.InvalidArgument, "hello: sent twice")
-		default:
-			// A newer SDK says something that this policyd does not know.
-			s.session.Seen()
-		}
-		if err != nil {
+		if err := s.hear(&e); err != nil {
 			return err
 		}
+	}
+}
+
+// ear is what a stream knows of what it hears.
+type ear struct {
+	request
+	reportFrom time.Duration // an earlier report is not looked at
+	subscribes turns
+}
+
+func (s *stream) hear(e *ear) error {
+	now := s.hub.now()
+	s.received.Store(int64(now))
+	if e.plain {
+		return s.confirm(&e.ack, nil)
+	}
+	m, err := e.message()
+	if err != nil {
+		return err
+	}
+	switch kind := m.GetKind().(type) {
+	case *policydv1.WatchRequest_Ack:
+		a := kind.Ack
+		s.hub.stats.rejected.Add(int64(len(a.GetRejected())))
+		return s.confirm(&plainAck{a.GetEpoch(), a.GetRevision(), a.GetWantSnapshot()}, rejections(a.GetRejected()))
+	case *policydv1.WatchRequest_Report:
+		if now >= e.reportFrom {
+			e.reportFrom = now + minReportEvery
+			s.session.Reported(report(kind.Report))
+		}
+		return nil
+	case *policydv1.WatchRequest_Subscribe:
+		// Each may cost a look at every document.
+		if err := pause(s.conn.Context(), e.subscribes.take(now, subscribeEvery, subscribeBurst)); err != nil {
+			return err
+		}
+		return s.subscribe(kind.Subscribe)
+	case *policydv1.WatchRequest_Hello:
+		return status.Error(codes.InvalidArgument, "hello: sent twice")
+	}
+	// A newer SDK says something that this policyd does not know.
+	s.session.Seen()
+	return nil
+}
+
+// pause keeps an instance waiting that says too much; its connection fills up meanwhile.
+func pause(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	over := time.NewTimer(d)
+	defer over.Stop()
+	select {
+	case <-over.C:
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
 	}
 }
 

@@ -44,7 +44,7 @@ func (s *session) ack(u *policydv1.Update, wantSnapshot bool) error {
 		}
 		return nil
 	}
-	s.confirmLater(ack, within/2+s.c.random.share(within/2))
+	s.confirmLater(ack, within*3/4+s.c.random.share(within/4))
 	return nil
 }
 

@@ -223,7 +223,7 @@ func (in *instance) write(m proto.Message) error {
 	return in.framer.WriteData(in.stream, false, message(payload.Encoded(m)))
 }
 
-// confirm does as SDKs do: at a random moment of the second half of the time given, along
+// confirm does as SDKs do: at a random moment of the last quarter of the time given, along
 // with what comes meanwhile.
 func (in *instance) confirm(m proto.Message, within time.Duration) error {
 	in.writing.Lock()
@@ -232,7 +232,7 @@ func (in *instance) confirm(m proto.Message, within time.Duration) error {
 		return in.write(m)
 	}
 	in.due = m
-	wait := within/2 + rand.N(within/2)
+	wait := within*3/4 + rand.N(within/4)
 	if in.delayed == nil {
 		in.delayed = time.AfterFunc(wait, func() {
 			in.writing.Lock()

@@ -398,6 +398,7 @@ func (c *streamContext) Deadline() (time.Time, bool) { return c.until, !c.until.
 func (c *streamContext) Done() <-chan struct{} {
 	c.conn.mu.Lock()
 	defer c.conn.mu.Unlock()
+	c.conn.share() // whoever waits for it does not read, and has to hear that the client left
 	if c.done == nil {
 		c.done = make(chan struct{})
 		if c.ended {

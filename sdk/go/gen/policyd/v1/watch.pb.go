@@ -775,7 +775,7 @@ type Update struct {
 	// policyd's clock when the update was encoded; remaining times are counted from it.
 	ServerTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
 	Entries    []*Entry               `protobuf:"bytes,7,rep,name=entries,proto3" json:"entries,omitempty"`
-	// The instance may take this long to confirm: a random moment in the second half, so that
+	// The instance may take this long to confirm: a random moment in the last quarter, so that
 	// the confirmations of a fleet stay out of the way of the update itself. What comes
 	// meanwhile is confirmed with it. Absent: at once.
 	ConfirmWithin *durationpb.Duration `protobuf:"bytes,8,opt,name=confirm_within,json=confirmWithin,proto3" json:"confirm_within,omitempty"`
