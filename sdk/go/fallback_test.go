@@ -185,23 +185,3 @@ func TestStaticFallback_answers_where_the_policy_gave_up(t *testing.T) {
 		}
 	})
 }
-
-// The last good value stands in for the upstream while the policy says so.
-func ExampleLastGood() {
-	c := exampleClient()
-	rates := policyd.NewLastGood[float64](10 * time.Minute)
-	get := func(fail error) {
-		v, age, err := rates.Do(context.Background(), "fx/rates/get", "EUR", func(context.Context) (float64, error) {
-			if fail != nil {
-				return 0, fail
-			}
-			return 1.08, nil
-		}, policyd.Using(c))
-		fmt.Println(v, age > 0, err != nil)
-	}
-	get(nil)
-	get(errors.New("unknown errors pass through"))
-	// Output:
-	// 1.08 false false
-	// 0 false true
-}

@@ -16,7 +16,8 @@ import (
 	"github.com/policyd/policyd/sdk/go/engine"
 )
 
-// Option configures a Client. Every option wins over its environment variable.
+// Option configures a Client. Every option wins over its environment variable. What is wrong
+// in one, or in the environment, is an error of [New], and is logged and left out by [Default].
 type Option func(*config)
 
 // Mode decides whether decisions act.
@@ -95,7 +96,8 @@ func WithTLS(ca, cert, key string) Option {
 }
 
 // WithTransportCredentials sets how the connection to policyd is secured and wins over
-// WithTLS. It is the way to plaintext beyond loopback, for example inside a service mesh.
+// WithTLS. It is the way to plaintext beyond loopback, for example inside a service mesh. No
+// variable.
 func WithTransportCredentials(creds credentials.TransportCredentials) Option {
 	return func(c *config) { c.creds = creds }
 }
@@ -127,9 +129,10 @@ func WithMode(m Mode) Option {
 	return func(c *config) { c.setMode("WithMode", string(m)) }
 }
 
-// WithPolicyFile names a JSON file of documents as `policyctl export -o json` writes it, for
-// development and air gaps. It is read again when it changes, and used until policyd answers.
-// Default none. POLICYD_FILE.
+// WithPolicyFile names a file of documents, YAML or JSON, as policyctl reads and `policyctl
+// export` writes it, for development and air gaps. It is read again when it changes (write it
+// whole: to another name, then rename), and used until policyd answers. New fails on a file
+// that it cannot read; later, the last good content stays. Default none. POLICYD_FILE.
 func WithPolicyFile(path string) Option {
 	return func(c *config) { c.policyFile = path }
 }
@@ -153,7 +156,8 @@ func WithLogger(l *slog.Logger) Option {
 }
 
 // WithHooks adds functions that are told of decisions and state changes; those of several
-// WithHooks are told in turn. Default none.
+// WithHooks are told in turn. They are called concurrently: see [Hooks]. Default none; no
+// variable.
 func WithHooks(h Hooks) Option {
 	return func(c *config) { c.hooks = c.hooks.and(h) }
 }

@@ -83,7 +83,7 @@ func (f *policyFile) read(now time.Time) (next *content, changed bool, err error
 // parse reads a content as a whole or not at all, but for documents that this SDK cannot
 // honour: their scopes keep what they had.
 func (f *policyFile) parse(data []byte, now time.Time) (*content, error) {
-	file, err := document.Parse(data, now)
+	file, err := document.ParseFile(data, now)
 	if err != nil {
 		return nil, err
 	}

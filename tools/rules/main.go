@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Rules checks the house rules that no linter knows: words and calls that must not appear,
-// sizes of packages and structs, and links of the documents.
+// sizes of packages and structs, links of the documents, and examples of the SDK.
 //
 //	go run ./rules ROOT
 package main
@@ -107,6 +107,9 @@ func main() {
 		if n > limit {
 			c.report(dir, "package has %d lines of code, at most %d", n, limit)
 		}
+	}
+	for _, dir := range examplesOf {
+		c.examples(dir)
 	}
 	if c.findings > 0 {
 		os.Exit(1)

@@ -17,22 +17,29 @@ import (
 // indentation or in braces, words with or without quotes, texts of several lines with | and
 // >, comments. Tabs in the indentation, repeated keys, tags, anchors and aliases are errors.
 func ParseYAML(data []byte, now time.Time) (*File, error) {
+	file, _, err := parseYAML(data, now, true)
+	return file, err
+}
+
+// parseYAML also returns how many documents the stream has.
+func parseYAML(data []byte, now time.Time, relative bool) (file *File, roots int, err error) {
 	if !utf8.Valid(data) {
-		return nil, errorAt(data, validPrefix(data), "not UTF-8")
+		return nil, 0, errorAt(data, validPrefix(data), "not UTF-8")
 	}
 	y := &yaml{src: string(data)}
-	r := &reader{data: data, file: &File{}, now: now, seen: map[string]bool{}, relative: true}
+	r := &reader{data: data, file: &File{}, now: now, seen: map[string]bool{}, relative: relative}
 	for {
 		root, err := y.document()
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		if root == nil {
-			return r.file, nil
+			return r.file, roots, nil
 		}
 		if err := r.root(root); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
+		roots++
 	}
 }
 

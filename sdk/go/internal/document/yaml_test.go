@@ -168,6 +168,37 @@ func TestParseYAML_refuses_what_could_be_misunderstood(t *testing.T) {
 	}
 }
 
+func TestParseFile_reads_JSON_and_YAML(t *testing.T) {
+	const doc = "apiVersion: policyd/v1\nkind: RetryPolicy\nmetadata: {scope: shop/payments}\nspec: {maxAttempts: 4}\n"
+	for name, c := range map[string]struct {
+		in, err   string
+		documents int
+	}{
+		"YAML":                    {"# ours\n" + doc, "", 1},
+		"a stream":                {doc + "---\n" + strings.ReplaceAll(doc, "payments", "search"), "", 2},
+		"YAML in braces":          {"{apiVersion: policyd/v1, kind: RetryPolicy, metadata: {scope: shop}, spec: {maxAttempts: 4}}", "", 1},
+		"JSON":                    {policy(`{"maxAttempts": 4}`), "", 1},
+		"a List without items":    {"apiVersion: policyd/v1\nkind: List\nitems: []\n", "", 0},
+		"JSON that is cut off":    {"{\n\"kind\": ", "not valid JSON: it ends too early", 0},
+		"empty":                   {"", "there is no document", 0},
+		"only a comment":          {"# soon\n---\n", "there is no document", 0},
+		"a switch without an end": {"{apiVersion: policyd/v1, kind: KillSwitch, metadata: {name: ks-1}, spec: {action: disable-retries, scope: shop, expiresIn: 1h, reason: r}}", "set expiresAt", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file, err := document.ParseFile([]byte(c.in), now)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Fatalf("got %v, want %q", err, c.err)
+				}
+				return
+			}
+			if err != nil || len(file.Documents) != c.documents {
+				t.Fatalf("%v, %+v", err, file)
+			}
+		})
+	}
+}
+
 func FuzzParseYAML(f *testing.F) {
 	f.Add("a: {b: [1, 'x', \"y\"]}\nc:\n- d: |\n    e\n- - f\n---\ng: >+\n  h\n\n")
 	f.Add(exported)
