@@ -26,8 +26,16 @@ run: build ## start policyd with embedded etcd and a demo fleet; Ctrl-C stops bo
 
 # The race detector needs cgo.
 .PHONY: test
-test: $(GRPCJS) ## all tests, with the race detector
+test: $(GRPCJS) ccore ## all tests, with the race detector
 	@for m in $(MODULES); do (cd $$m && CGO_ENABLED=1 $(GO) test -race -timeout 20m ./...); done
+
+# The lean transport is tried with a client on gRPC's C core, which comes with the system's Python.
+.PHONY: ccore
+ccore: ## install gRPC's C core for Python, where that is Debian and allowed
+	@/usr/bin/python3 -c 'import grpc' 2>/dev/null || { \
+		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-grpcio >/dev/null; } || \
+		echo "python3-grpcio is not there and cannot be installed: interop with gRPC's C core will be skipped"
 
 .PHONY: check
 check: check-gen check-format check-lint check-arch check-rules check-mod ## everything a change must pass beside the tests
@@ -79,8 +87,9 @@ fuzz: ## run every fuzzer for FUZZTIME (default 20s)
 	@for m in $(MODULES); do (cd tools && $(GO) run ./fuzzall -time $(or $(FUZZTIME),20s) ../$$m); done
 
 .PHONY: chaos
-chaos: ## break etcd, policyd and the links to SDKs for DURATION (default 10m); SEED repeats a schedule
-	$(GO) test -count=1 -v -timeout 24h ./e2e/chaos -run TestChaos -chaos.duration=$(or $(DURATION),10m) -chaos.seed=$(or $(SEED),0)
+chaos: ## break etcd, policyd and the links to SDKs for DURATION (default 10m) and EDITS; SEED repeats a schedule, TRANSPORT is grpc or lean, RACE=1
+	$(GO) test -count=1 -v -timeout 24h ./e2e/chaos -run TestChaos -chaos.duration=$(or $(DURATION),10m) -chaos.edits=$(or $(EDITS),0) \
+		-chaos.seed=$(or $(SEED),0) -chaos.transport=$(TRANSPORT) -chaos.race=$(if $(RACE),true,false)
 
 .PHONY: clean
 clean: ## remove what was built and the data of make run

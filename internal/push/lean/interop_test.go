@@ -20,6 +20,9 @@ import (
 	"github.com/policyd/policyd/internal/push/lean"
 )
 
+// player starts another client, to play one scene against an address.
+type player func(ctx context.Context, addr, scene string) *exec.Cmd
+
 // TestInterop_grpc_js plays the scenes of testdata/grpcjs/client.mjs.
 func TestInterop_grpc_js(t *testing.T) {
 	const dir = "testdata/grpcjs"
@@ -30,19 +33,47 @@ func TestInterop_grpc_js(t *testing.T) {
 	if err != nil {
 		t.Skipf("NOT PROVEN: interop with grpc-js needs Node and `npm ci` in internal/push/lean/%s, which `make test` runs: %v", dir, err)
 	}
+	interop(t, func(ctx context.Context, addr, scene string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, node, "client.mjs", addr, scene)
+		cmd.Dir = dir
+		return cmd
+	})
+}
+
+// TestInterop_c_core plays the scenes of testdata/ccore/client.py, with a client on the C core,
+// which stands behind gRPC of C++, Python, Ruby, PHP and others.
+func TestInterop_c_core(t *testing.T) {
+	python := ""
+	var err error
+	for _, python = range []string{"/usr/bin/python3", "python3"} {
+		var out []byte
+		if out, err = exec.CommandContext(t.Context(), python, "-c", "import grpc").CombinedOutput(); err == nil {
+			break
+		}
+		err = fmt.Errorf("%w: %s", err, out)
+	}
+	if err != nil {
+		t.Skipf("NOT PROVEN: interop with gRPC's C core needs Python with grpcio, the package python3-grpcio that `make test` installs where it may: %v", err)
+	}
+	interop(t, func(ctx context.Context, addr, scene string) *exec.Cmd {
+		return exec.CommandContext(ctx, python, "testdata/ccore/client.py", addr, scene)
+	}, "slow")
+}
+
+// interop plays the scenes that every client has, and more.
+func interop(t *testing.T, with player, more ...string) {
+	t.Helper()
 	play := func(t *testing.T, b *bench, scene string) (*exec.Cmd, *syncBuffer) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		t.Cleanup(cancel)
-		cmd := exec.CommandContext(ctx, node, "client.mjs", b.addr, scene)
-		cmd.Dir = dir
-		out := &syncBuffer{}
+		cmd, out := with(ctx, b.addr, scene), &syncBuffer{}
 		cmd.Stderr = out
 		return cmd, out
 	}
 	b := start(t, lean.Limits{MinPing: 500 * time.Millisecond})
-	for _, scene := range []string{
+	for _, scene := range append([]string{
 		"talk", "large", "status", "headers", "deadline", "cancel", "end", "parallel", "keepalive", "handover", "mixed", "unknown",
-	} {
+	}, more...) {
 		t.Run(scene, func(t *testing.T) {
 			cmd, out := play(t, b, scene)
 			require.NoError(t, cmd.Run(), "%s", out)
