@@ -43,7 +43,8 @@ const (
 	// Past: the point lies in the past of the data, or is still to come.
 	Past
 	// Lost: the point was served from these data in this cluster, and is not in their past:
-	// they were put back to an older copy.
+	// they were put back to an older copy. It counts for revisions up to the one at which the
+	// History was read.
 	Lost
 	// Replaced: the point was served from a later epoch of these data in another cluster: they
 	// were restored there.

@@ -108,6 +108,13 @@ func TestWhat_is_served_can_be_proved_and_what_does_not_fit_is_suspected(t *test
 		require.Empty(t, m.GetUpdate().GetToken())
 		require.EqualValues(t, 25, heard.last().Revision, "and looked into")
 	})
+	t.Run("that another replica began a branch meanwhile proves nothing", func(t *testing.T) {
+		later := history("e1", 5, 7, policy.Branch{ID: 1, After: 2}, policy.Branch{ID: 2, After: 8}, policy.Branch{ID: 3, After: 22})
+		p := come(t, "ahead on a later branch", point(later, 26, p.at.GetHash()))
+		m, err := p.stream.Recv()
+		require.NoError(t, err)
+		require.EqualValues(t, 26, m.GetUpdate().GetRevision())
+	})
 	t.Run("who has left these data is sent away", func(t *testing.T) {
 		refused(t, come(t, "left", &policydv1.ResumePoint{Epoch: "e9", Revision: 3}, "e0", "e1"))
 		refused(t, come(t, "left, and holds nothing", nil, "e1"))

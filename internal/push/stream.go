@@ -116,8 +116,9 @@ func (s *stream) next(st *viewState, hubRevision int64, now time.Duration) (poin
 // first answers a resume point. Guarded by mu.
 func (s *stream) first(st *viewState, hubRevision int64) (point, bool) {
 	r := s.resume
-	lost := st.snap.history.Judge(r.point()) == policy.Lost
 	ahead := r.epoch == st.snap.epoch && r.revision > hubRevision
+	// Of what is still to come here, another policyd may know a branch.
+	lost := !ahead && st.snap.history.Judge(r.point()) == policy.Lost
 	if lost || ahead {
 		s.hub.cfg.Suspect(r.point())
 	}

@@ -185,7 +185,7 @@ func (s *Store) applyBranches(kv *mvccpb.KeyValue) error {
 		return nil
 	}
 	if why := s.state.contradicts(branches); why != "" {
-		s.suspect(s.state.epoch, 0, why)
+		s.suspect(s.state.epoch, why, nil)
 		return errEpoch
 	}
 	next := *s.state.history

@@ -256,7 +256,7 @@ func (s *Store) send(ctx context.Context, b *batch) (policy.Revision, error) {
 	case err == nil && answer.Succeeded:
 		revision := policy.Revision(answer.Header.GetRevision())
 		if revision <= b.seen {
-			s.suspect(b.name, 0, fmt.Sprintf("the store wrote revision %d after %d", revision, b.seen))
+			s.suspect(b.name, fmt.Sprintf("the store wrote revision %d after %d", revision, b.seen), nil)
 			s.sound()
 		}
 		return revision, nil

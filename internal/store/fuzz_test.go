@@ -28,6 +28,12 @@ func FuzzStoredValue(f *testing.F) {
 	require.NoError(f, err)
 	future, err := proto.Marshal(&policydv1.StoredDeletions{SinceRevision: 1 << 40})
 	require.NoError(f, err)
+	branches, err := proto.Marshal(&policydv1.StoredBranches{Branches: []*policydv1.StoredBranch{{Id: 1, After: 3}, {Id: 2, After: 5}}})
+	require.NoError(f, err)
+	disordered, err := proto.Marshal(&policydv1.StoredBranches{Branches: []*policydv1.StoredBranch{{Id: 1, After: 5}, {Id: 0, After: -2}}})
+	require.NoError(f, err)
+	epoch, err := proto.Marshal(&policydv1.StoredEpoch{Id: "e", ClusterId: 1, Number: -4, Secret: []byte("x")})
+	require.NoError(f, err)
 	for _, seed := range []struct {
 		key   string
 		value []byte
@@ -42,6 +48,12 @@ func FuzzStoredValue(f *testing.F) {
 		{"meta/deletions", deletions},
 		{"meta/deletions", future},
 		{"meta/epoch", []byte{0xff}},
+		{"meta/epoch", epoch},
+		{"meta/branches", branches},
+		{"meta/branches", disordered},
+		{"outbox/a", shop},
+		{"fences/a", tombstones},
+		{"peers/a", shop},
 		{"policies/shop", []byte{}},
 		{"policies/../meta/epoch", []byte{0x0a, 0x80}},
 		{"", nil},

@@ -26,14 +26,27 @@ const (
 
 // suspicion is a reason to believe that the data were put back to an older copy.
 type suspicion struct {
-	epoch  policy.Epoch // that is no right name for them any more
-	number int64        // of an epoch that is lost, or 0
-	why    string
+	epoch policy.Epoch // that is no right name for them any more
+	why   string
+	point *policy.Point // that was served, if this is why; to be judged by what is read
 }
 
 // suspect keeps the first suspicion until the store is read again.
-func (s *Store) suspect(epoch policy.Epoch, number int64, why string) {
-	s.suspected.CompareAndSwap(nil, &suspicion{epoch, number, why})
+func (s *Store) suspect(epoch policy.Epoch, why string, point *policy.Point) {
+	s.suspected.CompareAndSwap(nil, &suspicion{epoch, why, point})
+}
+
+// holds reports whether a suspicion is right of what a quorum says the data are.
+func (d *suspicion) holds(l *listing, now policy.History) bool {
+	if d == nil || d.epoch != now.Epoch {
+		return false // the data have another epoch since
+	}
+	if d.point == nil {
+		return true
+	}
+	now.Branches, _ = decodeBranches(l.branches) // none that can be read: nothing is proved
+	verdict := now.Judge(*d.point)
+	return verdict == policy.Lost || verdict == policy.Past && d.point.Epoch == now.Epoch && d.point.Revision > l.revision
 }
 
 // Suspect takes a point that an instance was served and that does not fit what this replica
@@ -180,8 +193,11 @@ func (s *Store) nextEpoch(l *listing) (*policy.History, string) {
 		why = "asked for at the start"
 	case s.left[now.Epoch]:
 		why = "the data are back that were replaced before"
-	case doubt != nil && doubt.epoch == now.Epoch:
-		why, now.Number = doubt.why, max(now.Number, doubt.number)
+	case doubt.holds(l, now):
+		why = doubt.why
+		if doubt.point != nil {
+			now.Number = max(now.Number, now.NumberOf(*doubt.point))
+		}
 	case s.state != nil && s.state.epoch == now.Epoch:
 		why = s.putBack(l)
 	}

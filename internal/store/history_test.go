@@ -219,6 +219,33 @@ func TestStore_watch_does_not_go_on_over_another_connection(t *testing.T) {
 	require.Len(t, s.heard.All(), 3, "the start and two edits")
 }
 
+// A replica that lags is told of a revision that one was served which began a branch later.
+func TestStore_replica_that_lags_does_not_take_what_is_new_for_lost(t *testing.T) {
+	c := newCluster(t, 1)
+	s := c.run(t)
+	first := commit(t, s.other, put("shop", 2, 0))
+	s.heard.Wait(t, "the edit", func(all []policy.Update) bool { return all[len(all)-1].Revision == first })
+	epoch, relists := s.View().Epoch, s.Stats().Relists
+	c.links(swallow)
+	fresh := newStore(t, open(t, store.External{Endpoints: c.direct()}), s.prefix)
+	heard := storetest.Start(t, fresh)
+	next := commit(t, fresh, put("shop", 3, first))
+	heard.Wait(t, "the edit", func(all []policy.Update) bool { return all[len(all)-1].Revision == next })
+	for range 5 {
+		s.Suspect(point(t, heard))
+	}
+	c.links(pass)
+	storetest.Eventually(t, "the edit", func() bool {
+		s.Suspect(point(t, heard))
+		return s.View().Revision == next
+	})
+	s.Suspect(point(t, heard))
+	s.Sound()
+	storetest.Eventually(t, "another reading", func() bool { return s.Stats().Relists > relists })
+	require.Equal(t, epoch, s.View().Epoch)
+	require.Equal(t, epoch, fresh.View().Epoch)
+}
+
 // A policyd of before wrote epochs without a secret; nobody has to take anything anew for one.
 func TestStore_epoch_of_an_older_policyd_gets_its_secret(t *testing.T) {
 	client, prefix := embedded.Client(), newPrefix()

@@ -38,14 +38,17 @@ type running struct {
 	*store.Store
 	heard *storetest.Recorder
 	other *store.Store
+
+	prefix string
 }
 
 func (c *cluster) run(t *testing.T) running {
 	t.Helper()
 	prefix := newPrefix()
 	r := running{
-		Store: newStore(t, open(t, store.External{Endpoints: c.through()}), prefix),
-		other: newStore(t, open(t, store.External{Endpoints: c.direct()}), prefix),
+		prefix: prefix,
+		Store:  newStore(t, open(t, store.External{Endpoints: c.through()}), prefix),
+		other:  newStore(t, open(t, store.External{Endpoints: c.direct()}), prefix),
 	}
 	storetest.Start(t, r.other)
 	r.heard = storetest.Start(t, r.Store)

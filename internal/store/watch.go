@@ -160,7 +160,7 @@ func (w *watch) run(ctx context.Context, responses clientv3.WatchChan) error {
 					return errEpoch
 				}
 				if p.revision < p.least {
-					w.store.suspect(w.store.state.epoch, 0, fmt.Sprintf("the store went back from revision %d to %d", p.least, p.revision))
+					w.store.suspect(w.store.state.epoch, fmt.Sprintf("the store went back from revision %d to %d", p.least, p.revision), nil)
 					return errEpoch
 				}
 				w.pending = &p
@@ -255,16 +255,16 @@ func (w *watch) probe(ctx context.Context) {
 // examine looks into a point that does not fit.
 func (w *watch) examine(ctx context.Context, p policy.Point) error {
 	st := w.store.state
-	switch st.history.Judge(p) {
-	case policy.Lost:
-		w.store.suspect(st.epoch, st.history.NumberOf(p), fmt.Sprintf(
-			"an instance was served revision %d of epoch %.100q, which is not in the past of the data", p.Revision, p.Epoch))
+	verdict := st.history.Judge(p)
+	switch same := p.Epoch == st.epoch; {
+	case verdict != policy.Lost && verdict != policy.Past:
+	case same && p.Revision > w.store.inView():
+		// Served by a replica that is ahead, which may know a branch that is still to come here.
+		w.claimed = max(w.claimed, p.Revision)
+	case verdict == policy.Lost:
+		w.store.suspect(st.epoch, fmt.Sprintf(
+			"an instance was served revision %d of epoch %.100q, which is not in the past of the data", p.Revision, p.Epoch), &p)
 		return errEpoch
-	case policy.Past:
-		if p.Epoch == st.epoch {
-			w.claimed = max(w.claimed, p.Revision)
-		}
-	case policy.Unproven, policy.Replaced:
 	}
 	// Is this still the store of these data, and has it got as far?
 	if time.Since(w.probed) >= w.store.timing.Probe/4 {
