@@ -75,7 +75,7 @@ func FuzzWatchResponses(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close(context.Background()) //nolint:errcheck // it never began
+		defer c.Close(context.Background())
 		stream := &deaf{}
 		s := &session{c: c, cancel: func(error) {}, stream: stream, dog: time.NewTimer(time.Hour)}
 		defer s.dog.Stop()
