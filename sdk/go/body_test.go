@@ -5,6 +5,7 @@ package policyd_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -94,6 +95,26 @@ func TestO_RT_08_bodies_are_replayed_whole_or_not_at_all(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestBody_that_cannot_be_had_again_after_all_is_counted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, p0)
+		s := statuses(503)
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://upstream.shop/", strings.NewReader("body"))
+		req.GetBody = func() (io.ReadCloser, error) { return nil, errors.New("gone") }
+		resp, err := c.Transport(s, everything).RoundTrip(req)
+		if err != nil || resp.StatusCode != 503 {
+			t.Fatal(resp, err)
+		}
+		_ = resp.Body.Close()
+		if o := outcome(t, resp); o.Code != policyd.CodeBody || o.Attempts != 1 {
+			t.Errorf("%+v", o)
+		}
+		if s := c.Stats(ep); s.Suppressed(engine.CodeBody) != 1 || s.Failed != 1 || s.Retries != 0 || s.Budget.Used != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
 }
 
 func TestBody_of_an_unsafe_call_is_sent_when_the_connection_failed(t *testing.T) {

@@ -278,11 +278,12 @@ func (k *call) wait(ctx context.Context, cancelled <-chan struct{}, d *engine.De
 			continue
 		case <-timer.C:
 			if prepare != nil && prepare(ctx) != nil {
-				k.note(k.engine.Abandon(k.client.now()))
 				if ctx.Err() != nil {
+					k.note(k.engine.Abandon(k.client.now()))
 					return restGone
 				}
-				*d = engine.Decision{Code: engine.CodeBody}
+				*d = *k.engine.BodyLost(k.client.now())
+				k.note(d)
 				return restStopped
 			}
 			*d = *k.engine.Resume(k.client.now())

@@ -70,6 +70,38 @@ func TestDiskCache_carries_policies_over_a_restart_without_policyd(t *testing.T)
 	})
 }
 
+func TestDiskCache_is_as_old_as_the_last_confirmation(t *testing.T) {
+	for name, kill := range map[string]bool{"closed": false, "killed": true} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				s := pipeServer(t)
+				c := s.client(policyd.WithCacheDir(dir))
+				conn := s.next()
+				conn.apply(t, wholeState("e", 5, tries("shop", 3, 4)))
+				conn.beat(t, 5)
+				time.Sleep(2*time.Hour + 14*time.Second) // nothing changes, and policyd says so
+				most, left := time.Second, dir
+				if kill {
+					most, left = 5*time.Minute+20*time.Second, t.TempDir()
+					if err := os.CopyFS(left, os.DirFS(dir)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := c.Close(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				s.stop()
+				again := newWatched(t, append(s.options(), policyd.WithCacheDir(left))...)
+				again.Touch(ep)
+				if age := time.Since(again.Status().AsOf); age > 15*time.Second+most || again.Status().Source != "disk cache" {
+					t.Errorf("confirmed %s ago as of %s, want at most %s more than a heartbeat", age, again.Status().Source, most)
+				}
+			})
+		})
+	}
+}
+
 func TestDiskCache_is_per_service_and_targets(t *testing.T) {
 	dir := t.TempDir()
 	for _, opts := range [][]policyd.Option{

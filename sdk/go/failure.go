@@ -62,7 +62,7 @@ func (w *why) detail(code Code) string {
 	case CodeNotSafe:
 		return "set an Idempotency-Key or policyd.Idempotent(true)"
 	case CodeBody:
-		return "the request has no GetBody and is longer than what is kept for a repeat"
+		return "the request has no GetBody and is longer than what is kept for a repeat, or GetBody failed"
 	case CodeKeyConflict:
 		return "the key was used for another request"
 	case CodeDeadline:

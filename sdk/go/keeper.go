@@ -14,6 +14,9 @@ import (
 const (
 	pollFileEvery = time.Second
 	saveEvery     = time.Second
+	// vouchEvery is how old the time of the last confirmation may be on disk: it is what the
+	// age of the cache is counted from.
+	vouchEvery = 5 * time.Minute
 )
 
 // keep does what must not hold up the watch: it writes the disk cache, looks after the
@@ -56,7 +59,16 @@ func (c *Client) save(now time.Time) {
 	status := c.link.snapshot()
 	image.Meta.AsOf, image.Meta.From = status.AsOf.Round(0), status.Source
 	c.disk.unsaved.Store(image)
+	c.remote.saved = status.AsOf
 	c.stir()
+}
+
+// vouch has the time saved at which policyd last confirmed what is in force, if the one on
+// disk is older than d.
+func (c *Client) vouch(d time.Duration, now time.Time) {
+	if c.remote.inUse.Load() && c.link.snapshot().AsOf.Sub(c.remote.saved) > d {
+		c.save(now)
+	}
 }
 
 // stir wakes the keeper.
@@ -98,7 +110,7 @@ func (c *Client) loadCache(now time.Time) bool {
 	if dropped > 0 {
 		c.cfg.logger.Warn("disk cache holds documents that this SDK cannot honour; they are left out", "documents", dropped)
 	}
-	c.remote.State, c.remote.source = held, sourceCache
+	c.remote.State, c.remote.source, c.remote.saved = held, sourceCache, saved.Meta.AsOf
 	c.use(contentOf(&c.remote.State, now), sourceCache, nil, now)
 	c.link.update(func(s *Status) { s.AsOf = saved.Meta.AsOf })
 	c.cfg.logger.Info("policies loaded from disk cache", "revision", held.Revision(), "age", age(now.Sub(saved.Meta.AsOf)))

@@ -104,6 +104,8 @@ type Client struct {
 type remote struct {
 	state.State
 	source string // of the policies at the start, as Hello names it
+	// saved is the time of confirmation that the disk cache has.
+	saved time.Time
 	// mu keeps sources from coming into force at once; inUse: policyd's has, and stays.
 	mu    sync.Mutex
 	inUse atomic.Bool
@@ -365,6 +367,7 @@ func (c *Client) Close(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		c.life.running.Wait()
+		c.vouch(0, time.Now())
 		c.flush()
 	}()
 	select {

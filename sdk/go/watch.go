@@ -222,6 +222,8 @@ func (s *session) receive(m *policydv1.WatchResponse) error {
 			s.c.remote.Current(kind.Heartbeat.GetRevision(), kind.Heartbeat.GetToken())
 			if s.c.remote.ClockSeen(kind.Heartbeat.GetServerTime(), now) {
 				s.c.save(now)
+			} else {
+				s.c.vouch(vouchEvery, now)
 			}
 			if len(s.c.cfg.addrs) > 1 && now.Sub(asOf) >= silence && now.Sub(s.upSince) >= silence {
 				return errCutOff // another address may know more
