@@ -34,12 +34,32 @@ func ParseRetryAfter(value string, now time.Time) ServerWait {
 	if seconds, ok := parseDigits(value, int64(math.MaxInt64/time.Second)); ok {
 		return ServerWait{AskedRetryAfter, time.Duration(seconds) * time.Second}
 	}
-	for _, layout := range [...]string{"Mon, 02 Jan 2006 15:04:05 GMT", time.RFC850, time.ANSIC} {
-		if at, err := time.Parse(layout, value); err == nil {
-			return ServerWait{AskedRetryAfter, max(0, at.Sub(now))}
+	for _, layout := range [...]string{"Mon, 02 Jan 2006 15:04:05 GMT", shortYear, time.ANSIC} {
+		at, err := time.Parse(layout, value)
+		if err != nil || len(afterComma(value)) != len(afterComma(layout)) { // it takes 8:00 and fractions of seconds, too
+			continue
 		}
+		if layout == shortYear {
+			at = nearest(at, now.UTC().Year())
+		}
+		return ServerWait{AskedRetryAfter, max(0, at.Sub(now))}
 	}
 	return ServerWait{}
+}
+
+func afterComma(s string) string { return s[strings.IndexByte(s, ',')+1:] }
+
+// shortYear is the form of RFC 850, whose years have two digits.
+const shortYear = "Monday, 02-Jan-06 15:04:05 GMT"
+
+// nearest gives a date whose century is not known that of RFC 9110, 5.6.7: no more than 50
+// years ahead.
+func nearest(at time.Time, year int) time.Time {
+	ahead := ((at.Year()-year)%100 + 100) % 100
+	if ahead > 50 {
+		ahead -= 100
+	}
+	return at.AddDate(year+ahead-at.Year(), 0, 0)
 }
 
 // ParsePushback reads the value of the gRPC trailer grpc-retry-pushback-ms. What is not a
