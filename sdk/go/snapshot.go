@@ -228,7 +228,11 @@ func (c *Client) addEndpoint(t *table, name string, scope engine.Scope) *endpoin
 		return e
 	}
 	now := c.instant(time.Now())
-	policy, overlay := c.compile(c.current.Load(), scope)
+	s := c.current.Load()
+	if t == c.hosts && string(scope) != name { // it may come from an older snapshot
+		scope = s.matcher.HTTP("", name, noPath).Scope
+	}
+	policy, overlay := c.compile(s, scope)
 	random := rand.Uint64
 	if c.cfg.uniform != nil {
 		random = c.cfg.uniform
@@ -236,7 +240,7 @@ func (c *Client) addEndpoint(t *table, name string, scope engine.Scope) *endpoin
 	state := engine.NewEndpoint(engine.Config{
 		Origin: c.origin, Random: random, Mode: c.cfg.mode.engine(),
 	}, policy, overlay, now)
-	state.Share(c.sharedBudget(c.current.Load(), scope, policy, c.origin.Add(time.Duration(now))))
+	state.Share(c.sharedBudget(s, scope, policy, c.origin.Add(time.Duration(now))))
 	// The name may be a part of a far longer text, as the host is of a URL: do not keep that.
 	e := &endpoint{Endpoint: state, name: strings.Clone(name), unmatched: t == c.hosts, scope: scope}
 	for _, dropped := range t.add(e) {
