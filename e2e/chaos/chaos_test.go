@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -24,9 +25,8 @@ const (
 	// backWithin bounds the wait of an SDK that has lost its stream: the longest backoff, and
 	// a try that meets a silence.
 	backWithin = 31 * time.Second
-	// noticedWithin bounds how long a policyd may take the data before a restore for the
-	// present ones: killing and restoring, a reconnect, a probe.
-	noticedWithin = 15 * time.Second
+	// cachedWithin bounds how long an epoch that was left may be missing in the disk cache.
+	cachedWithin = 5 * time.Second
 	// onTime is how late a switch may end on an instance that has a processor.
 	onTime = time.Second
 	// sweptWithin bounds how long the store may call a switch active after its end: the
@@ -45,20 +45,23 @@ func TestChaos(t *testing.T) {
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
-	t.Logf("seed %d: repeat with -chaos.seed=%d -chaos.duration=%v", *seed, *seed, *duration)
+	t.Logf("seed %d: repeat with -chaos.seed=%d -chaos.duration=%v -chaos.transport=%q", *seed, *seed, *duration, *transport)
 	s := &suite{world: newWorld(t), load: &pressure{}}
 	s.operator = &operator{w: s.world}
 	s.breaker = &breaker{w: s.world, o: s.operator}
 	sampling, stop := context.WithCancel(context.Background())
 	defer stop()
 	go s.load.run(sampling)
-	t.Logf("logs are in %s", s.dir)
+	t.Logf("logs are in %s, transports are %v", s.dir, s.transports)
+	for i := range instances {
+		s.orders = append(s.orders, &order{instance: i, remembers: s.remembers(i)})
+	}
 
 	s.begin()
 	require.NoError(t, s.breaker.save())
 	before := s.sizes()
 	rounds := int((total + round - 1) / round)
-	for n := range rounds {
+	for n := 0; n < rounds || len(s.operator.done()) < *edits; n++ {
 		s.round(n, min(round, total), longest)
 		s.settle()
 		s.check()
@@ -80,6 +83,7 @@ type suite struct {
 	breaker  *breaker
 	load     *pressure
 
+	orders    []*order // of each instance
 	healed    time.Time
 	latencies []time.Duration
 	compared  struct{ states, transactions, switches, values int }
@@ -92,9 +96,12 @@ func (s *suite) round(n int, total, longest time.Duration) {
 	var all sync.WaitGroup
 	all.Go(func() { s.operator.run(ctx, rand.New(rand.NewPCG(*seed, uint64(n)<<8))) })
 	for i, faults := range lanes() {
+		if !steps && slices.Contains(faults, "step a clock") {
+			continue
+		}
 		rng := rand.New(rand.NewPCG(*seed, uint64(n)<<8+uint64(i)+1))
-		steps := schedule(rng, faults, total, longest)
-		all.Go(func() { s.breaker.lane(ctx, string(rune('a'+i)), steps) })
+		plan := schedule(rng, faults, total, longest)
+		all.Go(func() { s.breaker.lane(ctx, string(rune('a'+i)), plan) })
 	}
 	all.Wait()
 }
@@ -182,7 +189,7 @@ func (s *suite) check() {
 	}
 	for i := range instances {
 		history := s.says.history(i)
-		s.report(checkOrder(i, history, s.unnoticed))
+		s.report(s.orders[i].feed(history))
 		found, n := checkHashes(i, history, s.record)
 		s.report(found)
 		s.compared.states += n
@@ -195,13 +202,22 @@ func (s *suite) check() {
 	s.compared.transactions = n
 	s.report(checkEdits(s.operator.done(), s.record))
 	s.report(checkEnds(s.record, now, sweptWithin))
+	s.report(checkEpochs(s.record, true))
+	for _, group := range [][]*process{s.policyds, s.fleet} {
+		for _, p := range group {
+			log, err := os.ReadFile(p.log)
+			require.NoError(s.t, err)
+			s.report(checkLog(p.name, string(log)))
+		}
+	}
 }
 
-// unnoticed reports whether a policyd may not know of a restore yet.
-func (s *suite) unnoticed(at time.Time) bool {
-	return slices.ContainsFunc(s.breaker.restored(), func(began time.Time) bool {
-		return at.After(began) && at.Sub(began) < noticedWithin+s.load.between(began, at)
-	})
+// remembers says what the disk cache of an instance knows when its process starts again.
+func (s *suite) remembers(i int) func(left, start time.Time) bool {
+	keeps, broken := cached(i)
+	return func(left, start time.Time) bool {
+		return keeps && !broken && start.Sub(left) > cachedWithin+s.load.between(left, start)+s.stoppedWithin(left, start)
+	}
 }
 
 // stoppedWithin is how long fleets were stopped in a time.

@@ -31,6 +31,8 @@ const (
 	ruleHash     = "an instance has what the store has"
 	ruleMessage  = "what policyd sends can be used"
 	ruleSwitch   = "a switch ends on time"
+	ruleEpoch    = "an epoch changes with the data"
+	ruleLog      = "no process breaks"
 	ruleAudit    = "no edit without its record, none twice"
 	ruleRefused  = "what was refused leaves no trace"
 	ruleAcked    = "what was acknowledged is in the store"
@@ -39,53 +41,100 @@ const (
 	ruleShutdown = "processes end when asked to"
 )
 
-// checkOrder finds an instance whose revision or epoch goes back. A process that starts anew
-// is another instance. Two epochs have no order of their own: unnoticed says of a moment
-// whether a policyd may not have noticed a restore yet and hand out the data before it.
-func checkOrder(instance int, history []event, unnoticed func(at time.Time) bool) (found []violation) {
-	var epoch string
-	var confirmed, told int64
-	past := map[string]bool{}
-	fresh, offered := 0, "" // snapshots of other epochs that nobody was told of yet
+// order follows one instance and finds where its revision or its epoch goes back. A process
+// that starts anew is another instance, but for the epochs that its disk cache remembers.
+type order struct {
+	instance int
+	// remembers says of an epoch left at a time whether a process that starts at another
+	// knows of it.
+	remembers func(left, start time.Time) bool
+
+	fed             int // number of the last event
+	epoch           string
+	confirmed, told int64
+	left            map[string]time.Time // epochs before, and since when
+	fresh           int                  // snapshots of other epochs that nobody was told of yet
+	offered         string
+}
+
+// feed takes the events that are new in a history.
+func (o *order) feed(history []event) (found []violation) {
 	for _, e := range history {
-		back := func(from int64) {
-			found = append(found, violation{ruleBack, instance, fmt.Sprintf("from %d in epoch %.6s: %s", from, epoch, e)})
+		if e.n <= o.fed {
+			continue
 		}
+		o.fed = e.n
+		back := func(from int64) {
+			found = append(found, violation{ruleBack, o.instance, fmt.Sprintf("from %d in epoch %.6s: %s", from, o.epoch, e)})
+		}
+		at := time.Unix(0, e.At)
 		switch e.Kind {
 		case "start":
-			epoch, confirmed, told, past = "", 0, 0, map[string]bool{}
-			fresh, offered = 0, ""
-		case "ack", "rejected":
-			if e.Epoch != epoch {
-				if past[e.Epoch] && !unnoticed(time.Unix(0, e.At)) {
-					back(confirmed)
+			for epoch, left := range o.left {
+				if o.remembers == nil || !o.remembers(left, at) {
+					delete(o.left, epoch)
 				}
-				past[e.Epoch], epoch, confirmed = true, e.Epoch, 0
 			}
-			if e.Revision < confirmed {
-				back(confirmed)
+			o.epoch, o.confirmed, o.told, o.fresh, o.offered = "", 0, 0, 0, ""
+		case "ack", "rejected":
+			if e.Epoch != o.epoch {
+				if _, before := o.left[e.Epoch]; before {
+					back(o.confirmed)
+				}
+				if o.left == nil {
+					o.left = map[string]time.Time{}
+				}
+				if o.epoch != "" {
+					o.left[o.epoch] = at
+				}
+				o.epoch, o.confirmed = e.Epoch, 0
 			}
-			confirmed = max(confirmed, e.Revision)
+			if e.Revision < o.confirmed {
+				back(o.confirmed)
+			}
+			o.confirmed = max(o.confirmed, e.Revision)
 		case "hello":
-			if e.Epoch == epoch && e.Epoch != "" && e.Revision < confirmed {
-				back(confirmed)
+			if e.Epoch == o.epoch && e.Epoch != "" && e.Revision < o.confirmed {
+				back(o.confirmed)
 			}
-			if offered == "" {
-				offered = e.Epoch // of the disk cache
+			if o.offered == "" {
+				o.offered = e.Epoch // of the disk cache
 			}
 		case "policy":
 			// Told without its epoch, and later than the snapshot that brought a new one.
-			if e.Revision < told {
-				if fresh--; fresh < 0 {
-					back(told)
+			if e.Revision < o.told {
+				if o.fresh--; o.fresh < 0 {
+					back(o.told)
 				}
 			}
-			told = e.Revision
+			o.told = e.Revision
 		case "snapshot":
-			if e.Epoch != offered && offered != "" {
-				fresh++
+			if e.Epoch != o.offered && o.offered != "" {
+				o.fresh++
 			}
-			offered = e.Epoch
+			o.offered = e.Epoch
+		}
+	}
+	return found
+}
+
+// checkEpochs finds epochs that came without a restore, and restores that went by without one
+// although something was lost.
+func checkEpochs(r *record, settled bool) (found []violation) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, l := range r.lives {
+		inherited := min(i, 1)
+		if n := len(l.epochs); n > 1+inherited {
+			found = append(found, violation{ruleEpoch, -1, fmt.Sprintf("life %d of the store has the epochs %q", i, l.epochs)})
+		}
+		if i == 0 || i < len(r.lives)-1 || !settled {
+			continue
+		}
+		before := r.lives[i-1]
+		if n := len(before.epochs); n > 0 && before.seen > l.base && slices.Contains(before.epochs, l.epochs[len(l.epochs)-1]) {
+			found = append(found, violation{ruleEpoch, -1, fmt.Sprintf(
+				"life %d went back from revision %d to %d and still has epoch %s", i, before.seen, l.base, before.epochs[n-1])})
 		}
 	}
 	return found
@@ -372,6 +421,18 @@ func checkEffective(e event, watched []string, r *record) (found []violation) {
 		if got := e.Values[name]; got != want {
 			found = append(found, violation{ruleInForce, e.Instance, fmt.Sprintf(
 				"%s has backoff.base %v, the store says %v (%s)", name, time.Duration(got), time.Duration(want), from)})
+		}
+	}
+	return found
+}
+
+// checkLog finds in what a process wrote that it broke.
+func checkLog(name, log string) (found []violation) {
+	for line := range strings.Lines(log) {
+		for _, sign := range []string{"WARNING: DATA RACE", "panic: ", "fatal error: ", "view drifted from the store", "update refused", "panic="} {
+			if strings.Contains(line, sign) {
+				found = append(found, violation{ruleLog, -1, fmt.Sprintf("%s: %.300s", name, strings.TrimSpace(line))})
+			}
 		}
 	}
 	return found

@@ -41,7 +41,7 @@ func lanes() [][]string {
 	return [][]string{
 		{
 			"kill a member", "kill the leader", "stop a member", "cut off a member", "kill a majority",
-			"compact", "defragment", "fill up", "restore",
+			"compact", "defragment", "fill up", "restore", "put back",
 		},
 		{
 			"kill a policyd", "end a policyd", "stop a policyd", "cut a policyd from one member", "cut a policyd from etcd",
@@ -50,6 +50,7 @@ func lanes() [][]string {
 		{
 			"cut a fleet from a policyd", "cut a fleet from every policyd", "slow readers", "truncate", "truncate", "stop a fleet", "kill a fleet",
 		},
+		{"step a clock"},
 	}
 }
 
@@ -62,6 +63,10 @@ func schedule(rng *rand.Rand, faults []string, total, longest time.Duration) []s
 		deck := append([]string(nil), faults...)
 		rng.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
 		if i := slices.Index(deck, "restore"); i >= 0 && at == 0 {
+			k := slices.Index(deck, "put back")
+			if rng.IntN(2) == 0 {
+				i = k
+			}
 			j := 1 + rng.IntN(2)
 			deck[i], deck[j] = deck[j], deck[i]
 		}
@@ -87,16 +92,8 @@ type breaker struct {
 	// snapshot is the path of the one that a restore goes back to.
 	snapshot string
 
-	mu       sync.Mutex
-	stops    [][2]time.Time // when fleets were stopped; guarded by mu
-	restores []time.Time    // when restores began; guarded by mu
-}
-
-// restored returns when restores began.
-func (b *breaker) restored() []time.Time {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.Clone(b.restores)
+	mu    sync.Mutex
+	stops [][2]time.Time // when fleets were stopped; guarded by mu
 }
 
 // stopped returns when fleets were stopped.
@@ -181,7 +178,9 @@ func (b *breaker) make(s step) (undo func(), err error) {
 	case "fill up":
 		return b.fill()
 	case "restore":
-		return nil, b.restore()
+		return nil, b.restore(true)
+	case "put back":
+		return nil, b.restore(false)
 	case "kill a policyd":
 		return kill(w.policyds[p]), nil
 	case "kill every policyd":
@@ -218,6 +217,10 @@ func (b *breaker) make(s step) (undo func(), err error) {
 		}, nil
 	case "kill a fleet":
 		return kill(w.fleet[f]), nil
+	case "step a clock":
+		// To and fro by up to ten hours.
+		w.question(f, question{Step: time.Duration(s.a*12+s.b-71) * 500 * time.Second})
+		return nil, nil
 	}
 	return nil, errors.New("unknown fault")
 }
@@ -330,8 +333,9 @@ func (b *breaker) empty() {
 }
 
 // restore goes back to the snapshot before the last, as an operator does after the loss of
-// the data: every member gets the old data in a cluster of a new name.
-func (b *breaker) restore() error {
+// the data: every member gets the old data, in a cluster of a new name or, as happens when
+// the name is left at its default, in one that cannot be told from the old one.
+func (b *breaker) restore(renamed bool) error {
 	w := b.w
 	if b.snapshot == "" {
 		return b.save()
@@ -340,14 +344,13 @@ func (b *breaker) restore() error {
 	defer b.o.pause.Unlock()
 	// The record must hold what was acknowledged.
 	w.sync()
-	b.mu.Lock()
-	b.restores = append(b.restores, time.Now())
-	b.mu.Unlock()
 	for _, p := range w.etcds {
 		p.kill()
 	}
 	w.follow()
-	w.lives.Add(1)
+	if w.lives.Add(1); renamed {
+		w.names.Add(1)
+	}
 	for i := range members {
 		out, err := exec.Command(filepath.Join(etcdBin, "etcdutl"), "snapshot", "restore", b.snapshot, "--name", w.member(i),
 			"--initial-cluster", w.initial(), "--initial-cluster-token", w.token(),

@@ -41,6 +41,8 @@ type event struct {
 	Text            string
 	Values          map[string]int64 // of an answer: backoff.base by endpoint
 	On              []string         // of an answer: switches in force
+
+	n int // counts the events of the instance, from 1
 }
 
 func (e event) String() string {
@@ -71,8 +73,12 @@ type fleetConfig struct {
 	Watched []string // endpoints whose effective policy is asked for
 }
 
-// question asks a fleet process for what is in force in all of its instances, or for its size.
-type question struct{ Size bool }
+// question asks a fleet process for what is in force in all of its instances, or for its size,
+// or has it step its clock.
+type question struct {
+	Size bool
+	Step time.Duration
+}
 
 // cached reports whether an instance keeps a disk cache; every other one of them cannot
 // write it, as with a full disk.
@@ -106,6 +112,10 @@ func runFleet(in io.Reader, out io.Writer) error {
 			return nil
 		} else if err != nil {
 			return err
+		}
+		if q.Step != 0 {
+			stepClock(q.Step)
+			continue
 		}
 		if q.Size {
 			runtime.GC()
@@ -141,7 +151,8 @@ func newInstance(cfg fleetConfig, i int, t *teller) (*policyd.Client, error) {
 				if on {
 					kind = "on"
 				}
-				tell(event{Kind: kind, Text: s.ID, Ends: s.ExpiresAt.UnixNano()})
+				// On the clock of the test, whatever was done to that of this process.
+				tell(event{Kind: kind, Text: s.ID, Ends: t.now().Add(time.Until(s.ExpiresAt)).UnixNano()})
 			},
 		}))
 }
@@ -169,10 +180,14 @@ type teller struct {
 	out   *bufio.Writer
 	gob   *gob.Encoder
 	dirty chan struct{}
+	start time.Time
 }
 
+// now is the time of day as it was at the start, and what has passed since.
+func (t *teller) now() time.Time { return t.start.Add(time.Since(t.start)) }
+
 func newTeller(out io.Writer) *teller {
-	t := &teller{out: bufio.NewWriterSize(out, 1<<16), dirty: make(chan struct{}, 1)}
+	t := &teller{out: bufio.NewWriterSize(out, 1<<16), dirty: make(chan struct{}, 1), start: time.Now()}
 	t.gob = gob.NewEncoder(t.out)
 	go func() {
 		for range t.dirty {
@@ -187,7 +202,7 @@ func newTeller(out io.Writer) *teller {
 func (t *teller) tell(e event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e.At = time.Now().UnixNano()
+	e.At = t.now().UnixNano()
 	_ = t.gob.Encode(e)
 	select {
 	case t.dirty <- struct{}{}:

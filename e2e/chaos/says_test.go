@@ -13,14 +13,15 @@ type says struct {
 	answers []event // the last of each instance
 	sizes   map[int]event
 	// last confirmation that names a hash
-	last []event
-	up   []bool // has a connection
+	last  []event
+	count []int  // of the events that came
+	up    []bool // has a connection
 }
 
 func newSays() *says {
 	return &says{
 		all: make([][]event, instances), answers: make([]event, instances), sizes: map[int]event{},
-		last: make([]event, instances), up: make([]bool, instances),
+		last: make([]event, instances), up: make([]bool, instances), count: make([]int, instances),
 	}
 }
 
@@ -43,6 +44,8 @@ func (s *says) add(e event) {
 	case "closed":
 		s.up[e.Instance] = false
 	}
+	s.count[e.Instance]++
+	e.n = s.count[e.Instance]
 	s.all[e.Instance] = append(s.all[e.Instance], e)
 }
 

@@ -48,9 +48,55 @@ func TestChecks_order(t *testing.T) {
 		"the SDK tells of a new epoch, then falls": {[]event{snapshot("a"), policy(9), snapshot("b"), policy(4), policy(3)}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Len(t, checkOrder(0, tc.history, func(time.Time) bool { return false }), tc.want)
+			for i := range tc.history {
+				tc.history[i].n = i + 1
+			}
+			o := &order{}
+			require.Len(t, o.feed(tc.history), tc.want)
+			require.Empty(t, o.feed(tc.history), "what was judged is not judged again")
 		})
 	}
+}
+
+func TestChecks_order_over_restarts(t *testing.T) {
+	second := func(n int64) int64 { return n * int64(time.Second) }
+	history := []event{
+		{Kind: "ack", Epoch: "a", Revision: 9, At: second(1)},
+		{Kind: "ack", Epoch: "b", Revision: 2, At: second(5)},
+		{Kind: "start", At: second(20)},
+		{Kind: "ack", Epoch: "a", Revision: 9, At: second(21)},
+	}
+	for i := range history {
+		history[i].n = i + 1
+	}
+	keeps := func(left, start time.Time) bool { return start.Sub(left) > 10*time.Second }
+	require.Len(t, (&order{remembers: keeps}).feed(history), 1, "its disk cache knows that it has left a")
+	require.Empty(t, (&order{}).feed(history), "without one it does not")
+	history[1].At = second(15)
+	require.Empty(t, (&order{remembers: keeps}).feed(history), "not written in time")
+}
+
+func TestChecks_epochs(t *testing.T) {
+	of := func(base, seen int64, epochs ...string) *life { return &life{base: base, seen: seen, epochs: epochs} }
+	for name, tc := range map[string]struct {
+		lives []*life
+		want  int
+	}{
+		"one epoch":                              {[]*life{of(0, 90, "a")}, 0},
+		"a restore has its own":                  {[]*life{of(0, 90, "a"), of(50, 70, "a", "b")}, 0},
+		"a restore of everything needs none":     {[]*life{of(0, 90, "a"), of(90, 95, "a")}, 0},
+		"a second epoch for no reason":           {[]*life{of(0, 90, "a", "b")}, 1},
+		"two epochs for one restore":             {[]*life{of(0, 90, "a"), of(50, 70, "a", "b", "c")}, 1},
+		"a restore that nobody noticed":          {[]*life{of(0, 90, "a"), of(50, 70, "a")}, 1},
+		"a restore that went back to an old one": {[]*life{of(0, 90, "a", "b"), of(50, 70, "a")}, 2},
+	} {
+		t.Run(name, func(t *testing.T) { require.Len(t, checkEpochs(&record{lives: tc.lives}, true), tc.want) })
+	}
+}
+
+func TestChecks_logs(t *testing.T) {
+	require.Empty(t, checkLog("policyd-0", "level=INFO msg=\"policyd is ready\"\nlevel=WARN msg=x\n"))
+	require.Len(t, checkLog("policyd-0", "x\nWARNING: DATA RACE\npanic: oh\n"), 2)
 }
 
 // aRecord is a store with one policy in shop at revision 5, changed at 7, deleted at 9.

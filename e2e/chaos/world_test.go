@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
@@ -49,13 +50,16 @@ type world struct {
 	etcds    []*process
 	peers    []*link // to member i, from members
 	direct   []string
-	lives    atomic.Int32 // of the cluster
+	lives    atomic.Int32 // of the data
+	names    atomic.Int32 // of the cluster
 	policyds []*process
 	grpc     []string
 	http     []string
 	stores   [][]*link // from policyd p to member i
 	fleet    []*process
 	watches  [][]*link // from fleet f to policyd p
+	// of policyd p
+	transports []string
 
 	admin  []policydv1.AdminServiceClient
 	etcd   *clientv3.Client // past the links
@@ -89,7 +93,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "policyd-chaos-") //nolint:usetesting // stays when the test fails
 	require.NoError(t, err)
-	w := &world{t: t, dir: dir, record: newRecord(targets()), says: newSays(), ask: make([]*gob.Encoder, fleets)}
+	w := &world{t: t, dir: dir, record: newRecord(targets()), says: newSays(), ask: make([]*gob.Encoder, fleets), transports: transports(*transport, *seed)}
 	host := func(n int) string { return fmt.Sprintf("127.78.%d.%d", os.Getpid()%250, n) }
 	link := func(n int, name, target string, byPeer bool) *link {
 		l, err := newLink(name, host(n)+":0", target, byPeer)
@@ -127,7 +131,7 @@ func newWorld(t *testing.T) *world {
 		}})
 	}
 	for p := range replicas {
-		w.grpc, w.http = append(w.grpc, addr(20+p)), append(w.http, addr(20+p))
+		w.grpc, w.http = append(w.grpc, addr(20+p)), append(w.http, addr(24+p)) // on one host they might be one port
 		var endpoints []string
 		w.stores = append(w.stores, nil)
 		for i := range members {
@@ -139,7 +143,7 @@ func newWorld(t *testing.T) *world {
 		w.policyds = append(w.policyds, &process{name: name, log: w.log(name), make: func() *exec.Cmd {
 			return exec.Command(filepath.Join(bin, "policyd"), "serve", "--grpc-addr", w.grpc[p], "--http-addr", w.http[p],
 				"--etcd-endpoints", strings.Join(endpoints, ","), "--outbox-max", "1000000", "--reconnect-window", "2s",
-				"--watch-transport", transport(p))
+				"--watch-transport", w.transports[p])
 		}})
 		conn, err := grpc.NewClient(w.grpc[p], grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry(),
 			grpc.WithConnectParams(grpc.ConnectParams{
@@ -161,7 +165,7 @@ func newWorld(t *testing.T) *world {
 		w.fleet = append(w.fleet, &process{
 			name: name, log: w.log(name),
 			make: func() *exec.Cmd {
-				cmd := exec.Command(os.Args[0])
+				cmd := exec.Command(fleetBin)
 				cmd.Env = append(os.Environ(), fleetVariable+"=1", "GORACE=halt_on_error=1")
 				return cmd
 			},
@@ -176,17 +180,22 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// transport gives every third policyd the lean one.
-func transport(p int) string {
-	if p%3 == 2 {
-		return "lean"
+// transports are those of the replicas: as asked for, or by the seed, and then never all alike.
+func transports(asked string, seed uint64) []string {
+	all := []string{"grpc", "lean", "grpc"}
+	switch rng := rand.New(rand.NewPCG(seed, 77)); {
+	case asked != "":
+		all = []string{asked, asked, asked}
+	default:
+		all[2] = all[rng.IntN(2)]
+		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	}
-	return "grpc"
+	return all
 }
 
 func (w *world) log(name string) string { return filepath.Join(w.dir, name+".log") }
 func (w *world) member(i int) string    { return fmt.Sprintf("m%d", i) }
-func (w *world) token() string          { return fmt.Sprintf("life-%d", w.lives.Load()) }
+func (w *world) token() string          { return fmt.Sprintf("cluster-%d", w.names.Load()) }
 func (w *world) data(i int) string      { return w.dataOf(i, w.lives.Load()) }
 func (w *world) dataOf(i int, n int32) string {
 	return filepath.Join(w.dir, fmt.Sprintf("m%d-%d.etcd", i, n))
