@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	policyd "github.com/policyd/policyd/sdk/go"
@@ -115,6 +116,7 @@ func runFleet(in io.Reader, out io.Writer) error {
 		}
 		if q.Step != 0 {
 			stepClock(q.Step)
+			t.stepped.Store(int64(q.Step))
 			continue
 		}
 		if q.Size {
@@ -151,8 +153,7 @@ func newInstance(cfg fleetConfig, i int, t *teller) (*policyd.Client, error) {
 				if on {
 					kind = "on"
 				}
-				// On the clock of the test, whatever was done to that of this process.
-				tell(event{Kind: kind, Text: s.ID, Ends: t.now().Add(time.Until(s.ExpiresAt)).UnixNano()})
+				tell(event{Kind: kind, Text: s.ID, Ends: t.moment(s.ExpiresAt).UnixNano()})
 			},
 		}))
 }
@@ -181,6 +182,18 @@ type teller struct {
 	gob   *gob.Encoder
 	dirty chan struct{}
 	start time.Time
+	// stepped is the last step of the clock.
+	stepped atomic.Int64
+}
+
+// moment returns a near time of the SDK on the clock of the test, whatever was done to that of
+// this process.
+func (t *teller) moment(at time.Time) time.Time {
+	left := time.Until(at)
+	if left.Abs() > 5*time.Minute { // no switch is that long: the clock was stepped since the SDK read it
+		left += time.Duration(t.stepped.Load())
+	}
+	return t.now().Add(left)
 }
 
 // now is the time of day as it was at the start, and what has passed since.
