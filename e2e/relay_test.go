@@ -102,7 +102,7 @@ func TestRelay_a_cell_obeys_outlives_policyd_and_the_relay(t *testing.T) {
 	// And policyd comes back.
 	w.startPolicyd()
 	w.eventually("the relay is connected again", func() bool { code, _ := r.ready(); return code == http.StatusOK })
-	w.ctl(0, "switch", "disable-retries", "shop", "--id", "again", "--for", "10m", "--reason", "test", "--confirm=shop", "--yes", "--no-wait")
+	w.ctl(0, "switch", "disable-retries", "shop", "--id", "again", "--for", "10m", "--reason", "test", "--confirm=shop", "--yes", "--wait-for", "all")
 	w.eventually("the backend counts no retries", w.quiet)
 	require.InDelta(t, 0, r.metric("policyd_relay_snapshots_total"), 0, "it resumed from its disk")
 }
@@ -113,15 +113,22 @@ func TestRelay_two_levels_pass_a_switch_and_instances_fail_over(t *testing.T) {
 	a := w.relay(filepath.Join(t.TempDir(), "a"), upper.grpc)
 	b := w.relay(filepath.Join(t.TempDir(), "b"), upper.grpc+","+w.grpc)
 	w.startFleet(a.grpc + "," + b.grpc)
-	w.ctl(0, "switch", "disable-retries", "shop", "--id", "off", "--for", "10m", "--restore-over", "2s", "--reason", "test", "--confirm=shop", "--yes", "--no-wait")
+	out := w.ctl(0, "switch", "disable-retries", "shop", "--id", "off", "--for", "10m", "--restore-over", "2s", "--reason", "test", "--confirm=shop", "--yes", "--wait-for", "all")
+	require.Contains(t, out, "20/20", "the instances two levels below are counted")
+	require.Equal(t, 20, strings.Count(w.ctl(0, "fleet"), " live "))
+	require.Contains(t, w.ctl(0, "status"), "3 relays")
 	w.eventually("the backend counts no retries", w.quiet)
 
 	a.kill()
 	w.eventually("all streams come over", func() bool { return b.metric("policyd_push_streams") == 20 })
 	require.Equal(t, 20, strings.Count(w.get("/instances"), " live "))
+	require.Contains(t, w.ctl(0, "status"), "no answer from "+a.grpc)
+	code, _, _ := w.ctlCode("wait", "--switch", "off", "--for", "all", "--timeout", "1s")
+	require.Equal(t, 9, code, "nobody knows what is connected there")
 	upper.kill()
 	w.eventually("the lower relay finds policyd", func() bool { code, _ := b.ready(); return code == http.StatusOK })
-	w.ctl(0, "switch", "revert", "off", "--yes")
+	code, _, _ = w.ctlCode("switch", "revert", "off", "--yes")
+	require.Equal(t, 9, code, "done; what was behind the dead relays is not known")
 	w.eventually("retries are back", func() bool { return w.counts().RetriesPerSecond > 0 })
 
 	b.signal(syscall.SIGTERM)
@@ -168,4 +175,21 @@ func TestRelay_takes_no_writes_and_answers_for_its_cell(t *testing.T) {
 		p := start(t, "refused", "policyd", append(args, "--data-dir", t.TempDir(), "--http-addr", "127.0.0.1:0")...)
 		require.Error(t, <-p.done, name)
 	}
+}
+
+func TestRelay_of_one_replica_counts_at_every_replica(t *testing.T) {
+	etcd := startEtcd(t)
+	a, b := replica(t, etcd), replica(t, etcd)
+	a.ctl(0, "apply", "-f", "../internal/demo/policies.yaml", "--yes", "--no-wait")
+	r := a.relay(filepath.Join(t.TempDir(), "relay"), a.grpc)
+	b.demo, b.cache = freeAddr(t), filepath.Join(t.TempDir(), "cache")
+	b.startFleet(r.grpc)
+	b.eventually("the other replica sees them", func() bool { return strings.Count(b.ctl(0, "fleet"), " live ") == 20 })
+	out := b.ctl(0, "switch", "disable-retries", "shop", "--for", "5m", "--reason", "test", "--confirm=shop", "--yes", "--wait-for", "all")
+	require.Contains(t, out, "20/20")
+	require.Contains(t, b.ctl(0, "status"), "2 replicas, 1 relay")
+
+	path := filepath.Join(t.TempDir(), "doc.yaml")
+	require.NoError(t, os.WriteFile(path, []byte("apiVersion: policyd/v1\nkind: RetryPolicy\nmetadata: {scope: shop}\nspec: {maxAttempts: 4}\n"), 0o600))
+	require.Contains(t, b.ctl(0, "apply", "-f", path, "--yes"), "20")
 }

@@ -44,6 +44,8 @@ type Config struct {
 	Peers Peers
 	// Backlog returns how many records wait for the audit log; nil: not known.
 	Backlog func() int64
+	// RelayOf returns the address that a relay follows; nil: this policyd has a store.
+	RelayOf func() string
 }
 
 // Service answers operators.
@@ -54,6 +56,7 @@ type Service struct {
 	log     *slog.Logger
 	version string
 	backlog func() int64
+	relayOf func() string
 
 	// kick wakes the sweeper after a change of switches made here.
 	kick chan struct{}
@@ -80,6 +83,7 @@ func New(cfg Config) *Service {
 		log:     cfg.Logger.With("component", "admin"),
 		version: cfg.Version,
 		backlog: cfg.Backlog,
+		relayOf: cfg.RelayOf,
 		kick:    make(chan struct{}, 1),
 		recent:  make(map[policy.Revision][]engine.Scope),
 	}

@@ -26,10 +26,12 @@ type Status struct {
 	Traffic    Traffic
 	Breakers   []BreakerSummary
 	Version    string
-	// Peers are the other replicas of policyd.
+	// Peers are the other replicas of policyd, and relays.
 	Peers []fleet.Peer
 	// Backlog counts the records that wait for the audit log.
 	Backlog int64
+	// RelayOf is the address that a relay follows; "": this policyd has a store.
+	RelayOf string
 }
 
 // Traffic sums the last reports, per second.
@@ -58,6 +60,9 @@ func (s *Service) Status(ctx context.Context, scope engine.Scope) (*Status, erro
 		Revision: view.Revision, Epoch: view.Epoch, ServerTime: now,
 		StoreStale: view.Stale, StoreAsOf: view.AsOf, Version: s.version, Peers: others,
 		Traffic: Traffic{Suppressed: make(map[string]float64)},
+	}
+	if s.relayOf != nil {
+		st.RelayOf = s.relayOf()
 	}
 	if s.backlog != nil {
 		st.Backlog = s.backlog()

@@ -109,12 +109,13 @@ type statusView struct {
 	Version    string                      `json:"version"`
 	StoreStale bool                        `json:"storeStale"`
 	StoreAsOf  *time.Time                  `json:"storeAsOf,omitempty"`
+	RelayOf    string                      `json:"relayOf,omitempty"`
 	Switches   []*document.Object          `json:"switches"`
 	Fleet      progressView                `json:"fleet"`
 	Traffic    trafficView                 `json:"traffic"`
 	Breakers   map[string]map[string]int64 `json:"breakers"`
 	Backlog    int64                       `json:"outboxBacklog"`
-	// Peers are the other replicas of policyd.
+	// Peers are the other replicas of policyd, and relays.
 	Peers []peerView `json:"peers,omitempty"`
 }
 
@@ -123,6 +124,7 @@ type peerView struct {
 	Version   string     `json:"version"`
 	StartedAt *time.Time `json:"startedAt,omitempty"`
 	Silent    bool       `json:"silent"`
+	Relay     bool       `json:"relay,omitempty"`
 }
 
 type trafficView struct {
@@ -138,7 +140,7 @@ func viewStatus(st *policydv1.GetStatusResponse) (*statusView, error) {
 	t := st.GetTraffic()
 	v := &statusView{
 		envelope: kind("Status"), Revision: st.GetRevision(), Epoch: st.GetEpoch(), Version: st.GetVersion(),
-		StoreStale: st.GetStoreStale(), Switches: []*document.Object{}, Fleet: viewProgress(st.GetFleet()),
+		StoreStale: st.GetStoreStale(), RelayOf: st.GetRelayOf(), Switches: []*document.Object{}, Fleet: viewProgress(st.GetFleet()),
 		Traffic: trafficView{
 			t.GetCallsPerSecond(), t.GetAttemptsPerSecond(), t.GetRetriesPerSecond(),
 			t.GetRescuedPerSecond(), t.GetRejectedPerSecond(), t.GetSuppressedPerSecond(),
@@ -156,7 +158,7 @@ func viewStatus(st *policydv1.GetStatusResponse) (*statusView, error) {
 		v.Switches = append(v.Switches, o)
 	}
 	for _, p := range st.GetPeers() {
-		v.Peers = append(v.Peers, peerView{p.GetAddress(), p.GetVersion(), timeView(p.GetStartedAt()), p.GetSilent()})
+		v.Peers = append(v.Peers, peerView{p.GetAddress(), p.GetVersion(), timeView(p.GetStartedAt()), p.GetSilent(), p.GetRelay()})
 	}
 	for _, b := range st.GetBreakers() {
 		v.Breakers[b.GetEndpoint()] = b.GetStates()
@@ -174,7 +176,11 @@ func (a *app) statusLines(st *policydv1.GetStatusResponse) []string {
 	}
 	head := fmt.Sprintf("%s   policyd %s, revision %d", name, orDash(st.GetVersion()), st.GetRevision())
 	lines := []string{pad(head, 72) + st.GetServerTime().AsTime().Format("15:04:05 UTC"), ""}
-	if st.GetStoreStale() {
+	if of := clean(st.GetRelayOf()); of != "" && st.GetStoreStale() {
+		lines = append(lines, a.out.yellow("RELAY      of "+of+", cut off: what it serves is as of "+a.ago(st.GetStoreAsOf().AsTime())+" ago"), "")
+	} else if of != "" {
+		lines = append(lines, "RELAY      of "+of+": the instances below are those behind it", "")
+	} else if st.GetStoreStale() {
 		lines = append(lines, a.out.yellow("STORE      no quorum: reads are as of "+a.ago(st.GetStoreAsOf().AsTime())+" ago, writes may be refused"), "")
 	}
 	lines = append(lines, a.statusSwitches(st.GetSwitches())...)
@@ -211,18 +217,27 @@ func (a *app) statusLines(st *policydv1.GetStatusResponse) []string {
 	return append(lines, a.nextSteps(st)...)
 }
 
-// peersLine counts the replicas, if there is more than the one that was asked.
+// peersLine counts the replicas, if there is more than the one that was asked, and relays.
 func (a *app) peersLine(others []*policydv1.PeerStatus) string {
 	if len(others) == 0 {
 		return ""
 	}
 	var silent []string
+	replicas, relays := int64(1), int64(0)
 	for _, p := range others {
+		if p.GetRelay() {
+			relays++
+		} else {
+			replicas++
+		}
 		if p.GetSilent() {
 			silent = append(silent, clean(p.GetAddress()))
 		}
 	}
-	line := plural(int64(len(others))+1, "replica", "replicas")
+	line := plural(replicas, "replica", "replicas")
+	if relays > 0 {
+		line += ", " + plural(relays, "relay", "relays")
+	}
 	if len(silent) > 0 {
 		return a.out.yellow(fmt.Sprintf("%s   no answer from %s: instances there are not counted", line, strings.Join(silent, ", ")))
 	}

@@ -85,7 +85,8 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 	self := store.Peer{
 		ID: strings.ToLower(rand.Text()), Address: grpcListener.Addr().String(), Version: Version(), StartedAt: time.Now(),
 	}
-	peers := peer.New(peer.Config{Self: self, Fleet: registry, Logger: logger})
+	cells := peer.NewCells(peer.CellsConfig{Fleet: registry, Logger: logger})
+	peers := peer.New(peer.Config{Self: self, Fleet: registry, Cells: cells, Logger: logger})
 	service := admin.New(admin.Config{
 		Store: st, Fleet: registry, Peers: peers, Logger: logger, Version: Version(), Backlog: backlog.load,
 	})
@@ -120,8 +121,8 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 		return err
 	}
 
-	adminServer, peerServer := rpc.New(service), peer.NewServer(registry)
-	edge, err := newEdge(cfg, logger, hub, adminServer, peerServer)
+	adminServer, peerServer := rpc.New(service), peer.NewServer(registry, cells)
+	edge, err := newEdge(cfg, logger, hub, adminServer, peerServer, cells)
 	if err != nil {
 		return err
 	}
@@ -135,6 +136,7 @@ func Run(ctx context.Context, cfg config.Config, logger *slog.Logger, ready func
 		cancel()
 		adminServer.Drain()
 		peerServer.Drain()
+		cells.Drain()
 		edge.stop(ctx)
 		return nil
 	})

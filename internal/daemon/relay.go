@@ -11,14 +11,18 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/policyd/policyd/internal/admin"
 	"github.com/policyd/policyd/internal/config"
 	"github.com/policyd/policyd/internal/fleet"
+	"github.com/policyd/policyd/internal/peer"
 	"github.com/policyd/policyd/internal/push"
 	"github.com/policyd/policyd/internal/relay"
 	"github.com/policyd/policyd/internal/rest"
 	"github.com/policyd/policyd/internal/rpc"
 	"github.com/policyd/policyd/internal/telemetry"
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
 // RunRelay serves a cell with what another policyd sends, until ctx ends, then stops
@@ -47,19 +51,25 @@ func RunRelay(ctx context.Context, cfg config.Config, logger *slog.Logger, ready
 		return fmt.Errorf("configuration: relay.upstream: %s is this relay itself", addrs.GRPC)
 	}
 
+	registry := fleet.New()
 	var hub *push.Hub
-	upstream, err := relay.New(relay.Config{
+	var cells *peer.Cells
+	var upstream *relay.Relay
+	reporter := &peer.Reporter{Fleet: registry, About: func() *policydv1.Relay { return upstream.About() }}
+	upstream, err = relay.New(relay.Config{
 		Upstream: cfg.Relay.Upstream,
 		Security: relay.Security{
 			CAFile: cfg.Relay.CAFile, CertFile: cfg.Relay.CertFile, KeyFile: cfg.Relay.KeyFile, TokenFile: cfg.Relay.TokenFile,
 		},
 		Dir: cfg.Data.Dir, Address: addrs.GRPC, Version: Version(), Logger: logger,
-		Below: func() []string { return hub.Below() },
+		Below:  func() []string { return below(hub, cells) },
+		Report: func(ctx context.Context, conn grpc.ClientConnInterface) error { return reporter.Run(ctx, conn) },
 	})
 	if err != nil {
 		return fmt.Errorf("%w (--upstream says whom to follow)", err)
 	}
-	registry := fleet.New()
+	cells = peer.NewCells(peer.CellsConfig{Self: upstream.ID(), Fleet: registry, Logger: logger})
+	reporter.Cells = cells
 	hub, err = push.New(push.Config{
 		Fleet: registry, Logger: logger,
 		// Edits were gathered at the root of the tree.
@@ -70,7 +80,7 @@ func RunRelay(ctx context.Context, cfg config.Config, logger *slog.Logger, ready
 	if err != nil {
 		return err
 	}
-	service := admin.New(admin.Config{Store: upstream, Fleet: registry, Logger: logger, Version: Version()})
+	service := admin.New(admin.Config{Store: upstream, Fleet: registry, Peers: cells, Logger: logger, Version: Version(), RelayOf: func() string { return upstream.Standing().Upstream }})
 
 	parts := newParts(ctx, &stop)
 	parts.run("push", hub.Run)
@@ -88,7 +98,7 @@ func RunRelay(ctx context.Context, cfg config.Config, logger *slog.Logger, ready
 	}
 
 	adminServer := rpc.New(service)
-	edge, err := newEdge(cfg, logger, hub, adminServer)
+	edge, err := newEdge(cfg, logger, hub, adminServer, cells)
 	if err != nil {
 		return err
 	}
@@ -100,6 +110,7 @@ func RunRelay(ctx context.Context, cfg config.Config, logger *slog.Logger, ready
 		hub.Drain(leave, cfg.Push.ReconnectWindow)
 		cancel()
 		adminServer.Drain()
+		cells.Drain()
 		edge.stop(ctx)
 		return nil
 	})
@@ -111,6 +122,14 @@ func RunRelay(ctx context.Context, cfg config.Config, logger *slog.Logger, ready
 	}
 	_, err = parts.until(ctx, nil)
 	return err
+}
+
+// below names the relays below this one, each once.
+func below(hub *push.Hub, cells *peer.Cells) []string {
+	ids := append(hub.Below(), cells.Below()...)
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
+	return ids[:min(len(ids), push.MaxBelow)]
 }
 
 // relayReadiness returns why the relay should get no new work, nil if it should.

@@ -60,7 +60,7 @@ type Instance struct {
 	ReportedAt time.Time
 }
 
-// Peer is another replica of policyd.
+// Peer is another policyd that has instances: a replica or a relay.
 type Peer struct {
 	// ID is random, new at each start of the replica.
 	ID string
@@ -70,6 +70,8 @@ type Peer struct {
 	StartedAt time.Time
 	// Silent: it does not answer, and what is connected to it is not known.
 	Silent bool
+	// Relay: it has no store and is below the replica that named it.
+	Relay bool
 }
 
 // Report counts what happened on an instance over Period.

@@ -4,18 +4,33 @@ package fleet
 
 import "time"
 
-// Source is what another replica says of the instances connected to it. Its instances are
-// part of the registry's answers until it is closed.
+// Source is what another replica, or a relay, says of the instances connected to it. Its
+// instances are part of the registry's answers until it is closed.
 type Source struct {
 	registry *Registry
+	below    bool // a relay of this replica
 
-	// instances is guarded by Registry.mu.
-	instances map[string]Instance
+	// guarded by Registry.mu
+	instances map[string]sourced
+	full      bool // it has more instances than are kept
 }
 
-// AddSource returns a source that knows no instance yet.
-func (r *Registry) AddSource() *Source {
-	s := &Source{registry: r, instances: make(map[string]Instance)}
+// sourced is an instance and the registry's count at its last change.
+type sourced struct {
+	Instance
+
+	changed int64
+}
+
+// AddSource returns a source, of another replica, that knows no instance yet.
+func (r *Registry) AddSource() *Source { return r.addSource(false) }
+
+// AddCell returns a source, of a relay below this replica, that knows no instance yet. What
+// it says is part of what this replica says to others.
+func (r *Registry) AddCell() *Source { return r.addSource(true) }
+
+func (r *Registry) addSource(below bool) *Source {
+	s := &Source{registry: r, below: below, instances: make(map[string]sourced)}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sources[s] = struct{}{}
@@ -28,13 +43,52 @@ func (s *Source) Update(instances []Instance, whole bool) {
 	defer s.registry.mu.Unlock()
 	if whole {
 		clear(s.instances)
+		s.full = false
 	}
-	for _, in := range instances {
-		if _, known := s.instances[in.ID]; known || len(s.instances) < MaxInstances {
-			s.instances[in.ID] = in
-		}
+	for i := range instances {
+		s.put(&instances[i])
 	}
 	s.registry.notice.changed()
+}
+
+// put is guarded by Registry.mu.
+func (s *Source) put(in *Instance) {
+	if _, known := s.instances[in.ID]; !known && len(s.instances) >= MaxInstances {
+		s.full = true
+		return
+	}
+	s.instances[in.ID] = sourced{Instance: *in, changed: s.registry.changes.Add(1)}
+}
+
+// Standing is where an instance stands, whichever it is.
+type Standing struct {
+	State            State
+	Revision, Wanted int64
+}
+
+// Stand says where instances stand that were taken in before.
+func (s *Source) Stand(ids []string, at Standing, now time.Time) {
+	s.registry.mu.Lock()
+	defer s.registry.mu.Unlock()
+	for _, id := range ids {
+		in, known := s.instances[id]
+		if !known {
+			continue // there was no room for it
+		}
+		if in.State != at.State {
+			in.State, in.Since = at.State, now
+		}
+		in.Revision, in.Wanted, in.LastSeen = at.Revision, at.Wanted, now
+		s.put(&in.Instance)
+	}
+	s.registry.notice.changed()
+}
+
+// Full reports whether there were more instances than are kept.
+func (s *Source) Full() bool {
+	s.registry.mu.RLock()
+	defer s.registry.mu.RUnlock()
+	return s.full
 }
 
 // Lost says that the replica cannot be reached: to our knowledge its instances have no
@@ -43,10 +97,10 @@ func (s *Source) Lost() {
 	now := time.Now()
 	s.registry.mu.Lock()
 	defer s.registry.mu.Unlock()
-	for id, in := range s.instances {
+	for _, in := range s.instances {
 		if in.State != Stale && !now.Before(in.BackBy) {
 			in.State, in.Since, in.LastSeen = Stale, now, now
-			s.instances[id] = in
+			s.put(&in.Instance)
 		}
 	}
 	s.registry.notice.changed()
@@ -76,9 +130,9 @@ func (r *Registry) withSources(local []Instance, now time.Time) []Instance {
 			in.age(false, now)
 			if i, known := at[id]; !known {
 				at[id] = len(local)
-				local = append(local, in)
-			} else if newer(&in, &local[i]) {
-				local[i] = in
+				local = append(local, in.Instance)
+			} else if newer(&in.Instance, &local[i]) {
+				local[i] = in.Instance
 			}
 		}
 	}
@@ -87,10 +141,18 @@ func (r *Registry) withSources(local []Instance, now time.Time) []Instance {
 
 // inSources returns the most that a source knows of an instance. Guarded by mu.
 func (r *Registry) inSources(id string, now time.Time) (best Instance, found bool) {
+	return r.bestOf(id, now, false)
+}
+
+// bestOf is inSources, of relays alone if so asked. Guarded by mu.
+func (r *Registry) bestOf(id string, now time.Time, relays bool) (best Instance, found bool) {
 	for s := range r.sources {
-		if in, ok := s.instances[id]; ok && (!found || newer(&in, &best)) {
+		if relays && !s.below {
+			continue
+		}
+		if in, ok := s.instances[id]; ok && (!found || newer(&in.Instance, &best)) {
 			in.age(false, now)
-			best, found = in, true
+			best, found = in.Instance, true
 		}
 	}
 	return best, found
@@ -108,8 +170,8 @@ func newer(a, b *Instance) bool {
 	return a.ConnectedAt.After(b.ConnectedAt)
 }
 
-// LocalSince returns the instances of this replica that changed after the point that an
-// earlier call returned, 0: all, and the new point.
+// LocalSince returns the instances of this replica, and of the relays below it, that changed
+// after the point that an earlier call returned, 0: all, and the new point.
 func (r *Registry) LocalSince(point int64) ([]Instance, int64) {
 	now := time.Now()
 	next := r.changes.Load()
@@ -122,5 +184,40 @@ func (r *Registry) LocalSince(point int64) ([]Instance, int64) {
 			changed = append(changed, in)
 		}
 	}
-	return changed, next
+	return r.withCells(changed, point, now), next
+}
+
+// withCells adds to the local instances that changed since point those of relays, each once,
+// as whoever knows most of it says.
+func (r *Registry) withCells(local []Instance, point int64, now time.Time) []Instance {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	told := make(map[string]struct{}, len(local))
+	for i := range local {
+		told[local[i].ID] = struct{}{}
+		if in, ok := r.bestOf(local[i].ID, now, true); ok && newer(&in, &local[i]) {
+			local[i] = in
+		}
+	}
+	for s := range r.sources {
+		if !s.below {
+			continue
+		}
+		for id, in := range s.instances {
+			if _, done := told[id]; done || in.changed <= point {
+				continue
+			}
+			told[id] = struct{}{}
+			best, _ := r.bestOf(id, now, true)
+			if rec, here := r.records[id]; here {
+				if mine, _ := rec.snapshot(now); newer(&mine, &best) {
+					best = mine
+				}
+			}
+			if !forgotten(&best, now) {
+				local = append(local, best)
+			}
+		}
+	}
+	return local
 }

@@ -35,6 +35,7 @@ type mirror struct {
 	mu      sync.Mutex
 	whole   bool          // everything was received on the stream that is open now
 	changed chan struct{} // closed and replaced when whole changes
+	relays  []fleet.Peer
 }
 
 // current waits until the source is up to date and reports false if ctx ends first.
@@ -54,6 +55,19 @@ func (m *mirror) current(ctx context.Context) bool {
 			return false
 		}
 	}
+}
+
+func (m *mirror) setRelays(relays []fleet.Peer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.relays = relays[:min(len(relays), maxRelays)]
+}
+
+// below returns the relays of the replica.
+func (m *mirror) below() []fleet.Peer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.relays
 }
 
 func (m *mirror) setWhole(whole bool) {
@@ -101,6 +115,7 @@ func (m *mirror) follow(ctx context.Context) error {
 			return err
 		}
 		instances := readInstances(message, time.Now())
+		m.setRelays(relayPeers(message.GetRelays(), message.GetSilentRelays()))
 		switch {
 		case complete:
 			m.source.Update(instances, false)
@@ -121,18 +136,23 @@ func readInstances(m *policydv1.WatchFleetResponse, now time.Time) []fleet.Insta
 	ahead := now.Sub(m.GetServerTime().AsTime())
 	instances := make([]fleet.Instance, 0, len(m.GetInstances()))
 	for _, p := range m.GetInstances() {
-		in := wire.Instance(p.GetInstance())
-		in.Drill = p.GetDrill()
-		in.BackBy, in.ReportedAt = sdkwire.Time(p.GetBackBy()), sdkwire.Time(p.GetReportedAt())
-		if p.GetReport() != nil {
-			in.Report = wire.Report(p.GetReport())
-		}
-		for _, t := range []*time.Time{&in.Since, &in.ConnectedAt, &in.LastSeen, &in.ReportedAt, &in.BackBy} {
-			if !t.IsZero() {
-				*t = t.Add(ahead)
-			}
-		}
-		instances = append(instances, in)
+		instances = append(instances, readInstance(p, ahead))
 	}
 	return instances
+}
+
+// readInstance reads an instance whose times are of a clock that ours is ahead of.
+func readInstance(p *policydv1.PeerInstance, ahead time.Duration) fleet.Instance {
+	in := wire.Instance(p.GetInstance())
+	in.Drill = p.GetDrill()
+	in.BackBy, in.ReportedAt = sdkwire.Time(p.GetBackBy()), sdkwire.Time(p.GetReportedAt())
+	if p.GetReport() != nil {
+		in.Report = wire.Report(p.GetReport())
+	}
+	for _, t := range []*time.Time{&in.Since, &in.ConnectedAt, &in.LastSeen, &in.ReportedAt, &in.BackBy} {
+		if !t.IsZero() {
+			*t = t.Add(ahead)
+		}
+	}
+	return in
 }

@@ -30,12 +30,14 @@ const (
 	keepFor = 2 * time.Second
 )
 
-// Config of Peers. All fields are required.
+// Config of Peers. All fields but Cells are required.
 type Config struct {
 	// Self is this replica; it is left out of the list.
 	Self store.Peer
 	// Fleet gets what the others say.
-	Fleet  *fleet.Registry
+	Fleet *fleet.Registry
+	// Cells are the relays below this replica; nil: there are none.
+	Cells  *Cells
 	Logger *slog.Logger
 }
 
@@ -97,8 +99,9 @@ func (p *Peers) update(all []store.Peer) {
 	}
 }
 
-// Ask brings what the registry knows of other replicas up to date and keeps it so for a
-// while. It waits until each has answered, a second at most, and says which have not.
+// Ask brings what the registry knows of other replicas, and of relays, up to date and keeps
+// it so for a while. It waits until each has answered, a second at most, and says which have
+// not.
 func (p *Peers) Ask(ctx context.Context) []fleet.Peer {
 	p.mu.Lock()
 	p.asked = time.Now()
@@ -110,17 +113,44 @@ func (p *Peers) Ask(ctx context.Context) []fleet.Peer {
 		all = append(all, *r)
 	}
 	p.mu.Unlock()
-
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
+	var relays []fleet.Peer
+	var asking sync.WaitGroup
+	asking.Go(func() { relays = p.cfg.Cells.Ask(ctx) })
 	answers := make([]fleet.Peer, len(all))
 	for i, r := range all {
 		answers[i] = fleet.Peer{
 			ID: r.ID, Address: r.Address, Version: r.Version, StartedAt: r.StartedAt, Silent: !r.mirror.current(ctx),
 		}
 	}
-	slices.SortFunc(answers, func(a, b fleet.Peer) int { return strings.Compare(a.Address, b.Address) })
-	return answers
+	asking.Wait()
+	for _, r := range all {
+		relays = append(relays, r.mirror.below()...)
+	}
+	return append(ordered(answers), distinct(relays)...)
+}
+
+func ordered(peers []fleet.Peer) []fleet.Peer {
+	slices.SortFunc(peers, func(a, b fleet.Peer) int { return strings.Compare(a.Address+a.ID, b.Address+b.ID) })
+	return peers
+}
+
+// distinct names each relay once: one that moved is missed where it was.
+func distinct(relays []fleet.Peer) []fleet.Peer {
+	at := make(map[string]int, len(relays))
+	var once []fleet.Peer
+	for _, r := range relays {
+		i, known := at[r.ID]
+		switch {
+		case !known:
+			at[r.ID] = len(once)
+			once = append(once, r)
+		case once[i].Silent:
+			once[i] = r
+		}
+	}
+	return ordered(once)
 }
 
 // open starts a mirror. Guarded by mu.

@@ -66,7 +66,7 @@ func (l *list) start(t *testing.T, id string) *replica {
 		self: store.Peer{ID: id, Address: listener.Addr().String(), Version: "1", StartedAt: time.Now()},
 	}
 	server := grpc.NewServer()
-	peer.NewServer(r.fleet).Register(server)
+	peer.NewServer(r.fleet, nil).Register(server)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	r.crash = sync.OnceFunc(func() { server.Stop(); <-served }) // which may not have begun

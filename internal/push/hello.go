@@ -116,8 +116,8 @@ func checkRelay(r *policydv1.Relay) error {
 	if r == nil {
 		return nil
 	}
-	if len(r.GetBelow()) > maxBelow {
-		return status.Errorf(codes.InvalidArgument, "hello: %d relays below: at most %d", len(r.GetBelow()), maxBelow)
+	if len(r.GetBelow()) > MaxBelow {
+		return status.Errorf(codes.InvalidArgument, "hello: %d relays below: at most %d", len(r.GetBelow()), MaxBelow)
 	}
 	for _, id := range append([]string{r.GetId()}, r.GetBelow()...) {
 		if err := checkName("relay", id, maxInstanceName); err != nil {

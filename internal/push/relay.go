@@ -30,8 +30,8 @@ type reading struct {
 	asOf time.Time // zero: the newest
 }
 
-// maxBelow bounds how many relays are named as being below.
-const maxBelow = 1000
+// MaxBelow bounds how many relays one names as being below it.
+const MaxBelow = 1000
 
 // Below returns the ids of the relays that are connected to this one, at any depth.
 func (h *Hub) Below() []string {
@@ -39,11 +39,11 @@ func (h *Hub) Below() []string {
 	defer h.roster.Unlock()
 	var ids []string
 	for s := range h.streams {
-		if s.relay != nil && len(ids) < maxBelow {
+		if s.relay != nil && len(ids) < MaxBelow {
 			ids = append(append(ids, s.relay.GetId()), s.relay.GetBelow()...)
 		}
 	}
-	return ids[:min(len(ids), maxBelow)]
+	return ids[:min(len(ids), MaxBelow)]
 }
 
 func (h *Hub) reading() reading {

@@ -46,6 +46,7 @@ type meta struct {
 	Written time.Time     `json:"written"`
 	Ahead   time.Duration `json:"clock_ahead"`
 	From    string        `json:"from"` // address
+	Home    string        `json:"home"` // names the relay
 	// Left are the epochs before this one, with the times they ended on this machine's clock.
 	Left map[string]time.Time `json:"left_epochs,omitempty"`
 }

@@ -20,8 +20,10 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 
 	"github.com/policyd/policyd/internal/policy"
+	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
 // Config of a Relay. Upstream, Dir and Logger are required.
@@ -34,7 +36,10 @@ type Config struct {
 	// Address that this relay serves, and its version, as upstream shows them.
 	Address, Version string
 	// Below returns the ids of the relays that are connected to this one; nil: none.
-	Below  func() []string
+	Below func() []string
+	// Report, if set, runs beside each stream that serves, over a connection of its own, until
+	// ctx ends: it tells the upstream what is behind this relay.
+	Report func(ctx context.Context, conn grpc.ClientConnInterface) error
 	Logger *slog.Logger
 }
 
@@ -59,6 +64,7 @@ type Relay struct {
 	mu       sync.Mutex
 	state    state
 	standing Standing
+	home     string // names this relay also after a restart
 	told     string // the last failure that was logged
 
 	views views
@@ -107,6 +113,7 @@ func New(cfg Config) (*Relay, error) {
 		cfg: cfg, log: cfg.Logger.With("component", "relay"), id: strings.ToLower(rand.Text()),
 		clock: newClock(), loaded: make(chan struct{}), dirty: make(chan struct{}, 1),
 	}
+	r.home = strings.ToLower(rand.Text())
 	r.standing = Standing{Upstream: cfg.Upstream[0], Since: time.Now(), Err: errConnecting}
 	r.asOf.Store(&time.Time{})
 	return r, nil
@@ -114,6 +121,17 @@ func New(cfg Config) (*Relay, error) {
 
 // ID names this relay among others. It is new at each start.
 func (r *Relay) ID() string { return r.id }
+
+// About introduces this relay.
+func (r *Relay) About() *policydv1.Relay {
+	r.mu.Lock()
+	about := &policydv1.Relay{Id: r.id, Home: r.home, Address: r.cfg.Address, Version: r.cfg.Version}
+	r.mu.Unlock()
+	if r.cfg.Below != nil {
+		about.Below = r.cfg.Below()
+	}
+	return about
+}
 
 // Loaded returns a channel that is closed once there is something to serve.
 func (r *Relay) Loaded() <-chan struct{} { return r.loaded }
@@ -182,6 +200,7 @@ func (r *Relay) restore(now time.Time) error {
 	}
 	r.mu.Lock()
 	r.state = *held
+	r.home = cmp.Or(m.Home, r.home)
 	r.asOf.Store(&asOf)
 	everything := r.state.everything()
 	r.mu.Unlock()
@@ -274,12 +293,12 @@ func (r *Relay) keep(ctx context.Context) {
 func (r *Relay) save(failed *bool) bool {
 	r.mu.Lock()
 	i := r.state.image()
-	from := r.standing.Upstream
+	i.meta.From, i.meta.Home = r.standing.Upstream, r.home
 	r.mu.Unlock()
 	if i.meta.Epoch == "" {
 		return true
 	}
-	err := r.write(i, from)
+	err := r.write(i)
 	if err != nil && !*failed {
 		r.log.Warn("state not written to disk; tried again every 30s", "dir", r.cfg.Dir, "error", err)
 	}
@@ -287,9 +306,9 @@ func (r *Relay) save(failed *bool) bool {
 	return err == nil
 }
 
-func (r *Relay) write(i image, from string) error {
+func (r *Relay) write(i image) error {
 	now := time.Now()
-	i.meta.AsOf, i.meta.From = r.AsOf(), from
+	i.meta.AsOf = r.AsOf()
 	if i.meta.AsOf.IsZero() {
 		i.meta.AsOf = r.clock.now()
 	}

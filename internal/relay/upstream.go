@@ -66,14 +66,15 @@ type session struct {
 	// sending is shared.
 	sendMu sync.Mutex
 
-	pieces   *update
-	size     int
-	upSince  time.Time // of the first update; zero before
-	heard    time.Time // when the upstream was last heard of
-	older    bool      // an older revision was told
-	asked    string    // update after which a snapshot was asked for
-	comeBack time.Time // when a GoAway wants the next stream; zero without one
-	leave    *time.Timer
+	onServing func() // called once, at the first update
+	pieces    *update
+	size      int
+	upSince   time.Time // of the first update; zero before
+	heard     time.Time // when the upstream was last heard of
+	older     bool      // an older revision was told
+	asked     string    // update after which a snapshot was asked for
+	comeBack  time.Time // when a GoAway wants the next stream; zero without one
+	leave     *time.Timer
 }
 
 // run opens the stream, serves it to its end and says how it ended.
@@ -113,6 +114,10 @@ func (s *session) serve(ctx context.Context) error {
 	if s.stream, err = policydv1.NewWatchServiceClient(conn).Watch(ctx); err != nil {
 		return err
 	}
+	var reporting sync.WaitGroup
+	defer reporting.Wait()
+	defer s.cancel(nil)
+	s.onServing = func() { reporting.Go(func() { s.report(ctx) }) }
 	hello := &policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Hello{Hello: s.r.hello()}}
 	if err := s.send(hello); err != nil {
 		return err
@@ -141,18 +146,46 @@ func (s *session) send(m *policydv1.WatchRequest) error {
 	return err
 }
 
+// reportAgain is the pause after a report that broke.
+const reportAgain = time.Second
+
+// report tells the upstream what is behind this relay, as long as the stream lasts. That
+// the upstream does not want to know is no reason to leave it, a loop is.
+func (s *session) report(ctx context.Context) {
+	if s.r.cfg.Report == nil {
+		return
+	}
+	conn, err := s.r.cfg.Security.dial(s.addr)
+	if err != nil {
+		s.cancel(err)
+		return
+	}
+	defer conn.Close()
+	for {
+		err := s.r.cfg.Report(ctx, conn)
+		switch status.Code(err) { //nolint:exhaustive // the others pass
+		case codes.Unimplemented:
+			s.r.log.InfoContext(ctx, "the upstream is older than relays: it does not count the instances behind this one", "addr", s.addr)
+			return
+		case codes.FailedPrecondition:
+			s.cancel(err)
+			return
+		}
+		if !sleep(ctx, reportAgain+time.Duration(share()*float64(reportAgain))) {
+			return
+		}
+		s.r.log.DebugContext(ctx, "report broke", "addr", s.addr, "error", err)
+	}
+}
+
 // hello introduces this relay as what it is: somebody who wants everything.
 func (r *Relay) hello() *policydv1.Hello {
 	r.mu.Lock()
 	resume := r.state.resume()
 	r.mu.Unlock()
-	about := &policydv1.Relay{Id: r.id, Address: r.cfg.Address, Version: r.cfg.Version}
-	if r.cfg.Below != nil {
-		about.Below = r.cfg.Below()
-	}
 	return &policydv1.Hello{
 		Instance: "relay-" + r.id, SdkLanguage: "relay", SdkVersion: r.cfg.Version, Mode: policydv1.Mode_MODE_ENFORCE,
-		Targets: []string{string(engine.Global)}, Capabilities: []string{"drill"}, Resume: resume, Relay: about,
+		Targets: []string{string(engine.Global)}, Capabilities: []string{"drill"}, Resume: resume, Relay: r.About(),
 	}
 }
 
@@ -270,6 +303,7 @@ func (s *session) apply(u *update, now time.Time) error {
 	if s.upSince.IsZero() {
 		s.upSince = now
 		r.connected(s.addr)
+		s.onServing()
 	}
 	if before == "" {
 		close(r.loaded)

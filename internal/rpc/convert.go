@@ -131,7 +131,7 @@ func peersProto(all []fleet.Peer) []*policydv1.PeerStatus {
 	out := make([]*policydv1.PeerStatus, len(all))
 	for i, p := range all {
 		out[i] = &policydv1.PeerStatus{
-			Id: p.ID, Address: p.Address, Version: p.Version, StartedAt: sdkwire.Timestamp(p.StartedAt), Silent: p.Silent,
+			Id: p.ID, Address: p.Address, Version: p.Version, StartedAt: sdkwire.Timestamp(p.StartedAt), Silent: p.Silent, Relay: p.Relay,
 		}
 	}
 	return out

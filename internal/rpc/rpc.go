@@ -292,7 +292,7 @@ func (s *Server) GetStatus(ctx context.Context, in *policydv1.GetStatusRequest) 
 		Revision: int64(st.Revision), Epoch: string(st.Epoch), ServerTime: timestamppb.New(st.ServerTime),
 		StoreStale: st.StoreStale, StoreAsOf: sdkwire.Timestamp(st.StoreAsOf),
 		Switches: switchStatusesProto(st.Switches), Fleet: progressProto(st.Fleet), Traffic: trafficProto(&st.Traffic),
-		Version: st.Version, OutboxBacklog: st.Backlog, Peers: peersProto(st.Peers),
+		Version: st.Version, OutboxBacklog: st.Backlog, Peers: peersProto(st.Peers), RelayOf: st.RelayOf,
 	}
 	for _, b := range st.Breakers {
 		out.Breakers = append(out.Breakers, &policydv1.BreakerSummary{Endpoint: b.Endpoint, States: counts(b.States)})

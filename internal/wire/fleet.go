@@ -28,6 +28,9 @@ func State(number policydv1.InstanceState) (fleet.State, bool) {
 	return "", false
 }
 
+// StateProto returns the number of a state.
+func StateProto(state fleet.State) policydv1.InstanceState { return instanceStates[state] }
+
 var modes = map[string]policydv1.Mode{ //nolint:gochecknoglobals // a table
 	"enforce": policydv1.Mode_MODE_ENFORCE,
 	"observe": policydv1.Mode_MODE_OBSERVE,

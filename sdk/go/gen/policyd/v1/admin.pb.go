@@ -2703,8 +2703,10 @@ type GetStatusResponse struct {
 	Version    string                 `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
 	// Records that wait to be moved to the audit log.
 	OutboxBacklog int64 `protobuf:"varint,11,opt,name=outbox_backlog,json=outboxBacklog,proto3" json:"outbox_backlog,omitempty"`
-	// The other replicas of policyd on the same store.
-	Peers         []*PeerStatus `protobuf:"bytes,12,rep,name=peers,proto3" json:"peers,omitempty"`
+	// The other replicas of policyd on the same store, and the relays below.
+	Peers []*PeerStatus `protobuf:"bytes,12,rep,name=peers,proto3" json:"peers,omitempty"`
+	// Set by a relay, which takes no writes: the address that it follows.
+	RelayOf       string `protobuf:"bytes,13,opt,name=relay_of,json=relayOf,proto3" json:"relay_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2823,7 +2825,14 @@ func (x *GetStatusResponse) GetPeers() []*PeerStatus {
 	return nil
 }
 
-// PeerStatus is another replica of policyd.
+func (x *GetStatusResponse) GetRelayOf() string {
+	if x != nil {
+		return x.RelayOf
+	}
+	return ""
+}
+
+// PeerStatus is another replica of policyd, or a relay.
 type PeerStatus struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2831,7 +2840,9 @@ type PeerStatus struct {
 	Version   string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	// It did not answer; its instances are not counted.
-	Silent        bool `protobuf:"varint,5,opt,name=silent,proto3" json:"silent,omitempty"`
+	Silent bool `protobuf:"varint,5,opt,name=silent,proto3" json:"silent,omitempty"`
+	// It is a relay, which has no store.
+	Relay         bool `protobuf:"varint,6,opt,name=relay,proto3" json:"relay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2897,6 +2908,13 @@ func (x *PeerStatus) GetStartedAt() *timestamppb.Timestamp {
 func (x *PeerStatus) GetSilent() bool {
 	if x != nil {
 		return x.Silent
+	}
+	return false
+}
+
+func (x *PeerStatus) GetRelay() bool {
+	if x != nil {
+		return x.Relay
 	}
 	return false
 }
@@ -3485,7 +3503,7 @@ const file_policyd_v1_admin_proto_rawDesc = "" +
 	"\bprogress\x18\x02 \x01(\v2\x14.policyd.v1.ProgressR\bprogress\x12.\n" +
 	"\amissing\x18\x03 \x03(\v2\x14.policyd.v1.InstanceR\amissing\"(\n" +
 	"\x10GetStatusRequest\x12\x14\n" +
-	"\x05scope\x18\x01 \x01(\tR\x05scope\"\x97\x04\n" +
+	"\x05scope\x18\x01 \x01(\tR\x05scope\"\xb2\x04\n" +
 	"\x11GetStatusResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\tR\x05epoch\x12;\n" +
@@ -3501,7 +3519,8 @@ const file_policyd_v1_admin_proto_rawDesc = "" +
 	"\aversion\x18\n" +
 	" \x01(\tR\aversion\x12%\n" +
 	"\x0eoutbox_backlog\x18\v \x01(\x03R\routboxBacklog\x12,\n" +
-	"\x05peers\x18\f \x03(\v2\x16.policyd.v1.PeerStatusR\x05peers\"\xa3\x01\n" +
+	"\x05peers\x18\f \x03(\v2\x16.policyd.v1.PeerStatusR\x05peers\x12\x19\n" +
+	"\brelay_of\x18\r \x01(\tR\arelayOf\"\xb9\x01\n" +
 	"\n" +
 	"PeerStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
@@ -3509,7 +3528,8 @@ const file_policyd_v1_admin_proto_rawDesc = "" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x129\n" +
 	"\n" +
 	"started_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x16\n" +
-	"\x06silent\x18\x05 \x01(\bR\x06silent\"\x99\x03\n" +
+	"\x06silent\x18\x05 \x01(\bR\x06silent\x12\x14\n" +
+	"\x05relay\x18\x06 \x01(\bR\x05relay\"\x99\x03\n" +
 	"\aTraffic\x12(\n" +
 	"\x10calls_per_second\x18\x01 \x01(\x01R\x0ecallsPerSecond\x12.\n" +
 	"\x13attempts_per_second\x18\x02 \x01(\x01R\x11attemptsPerSecond\x12,\n" +

@@ -76,7 +76,11 @@ type WatchFleetResponse struct {
 	// At most 500.
 	Instances []*PeerInstance `protobuf:"bytes,2,rep,name=instances,proto3" json:"instances,omitempty"`
 	// Everything known at the start of the stream was sent.
-	Complete      bool `protobuf:"varint,3,opt,name=complete,proto3" json:"complete,omitempty"`
+	Complete bool `protobuf:"varint,3,opt,name=complete,proto3" json:"complete,omitempty"`
+	// The relays of this replica, at any depth, in each message: those that answer, and those
+	// that do not, whose instances are missing.
+	Relays        []*Relay `protobuf:"bytes,4,rep,name=relays,proto3" json:"relays,omitempty"`
+	SilentRelays  []*Relay `protobuf:"bytes,5,rep,name=silent_relays,json=silentRelays,proto3" json:"silent_relays,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -130,6 +134,20 @@ func (x *WatchFleetResponse) GetComplete() bool {
 		return x.Complete
 	}
 	return false
+}
+
+func (x *WatchFleetResponse) GetRelays() []*Relay {
+	if x != nil {
+		return x.Relays
+	}
+	return nil
+}
+
+func (x *WatchFleetResponse) GetSilentRelays() []*Relay {
+	if x != nil {
+		return x.SilentRelays
+	}
+	return nil
 }
 
 // PeerInstance is what one replica knows of an instance.
@@ -217,12 +235,14 @@ const file_policyd_v1_peer_proto_rawDesc = "" +
 	"\x15policyd/v1/peer.proto\x12\n" +
 	"policyd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16policyd/v1/admin.proto\x1a\x16policyd/v1/watch.proto\",\n" +
 	"\x11WatchFleetRequest\x12\x17\n" +
-	"\apeer_id\x18\x01 \x01(\tR\x06peerId\"\xa5\x01\n" +
+	"\apeer_id\x18\x01 \x01(\tR\x06peerId\"\x88\x02\n" +
 	"\x12WatchFleetResponse\x12;\n" +
 	"\vserver_time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"serverTime\x126\n" +
 	"\tinstances\x18\x02 \x03(\v2\x18.policyd.v1.PeerInstanceR\tinstances\x12\x1a\n" +
-	"\bcomplete\x18\x03 \x01(\bR\bcomplete\"\xf4\x01\n" +
+	"\bcomplete\x18\x03 \x01(\bR\bcomplete\x12)\n" +
+	"\x06relays\x18\x04 \x03(\v2\x11.policyd.v1.RelayR\x06relays\x126\n" +
+	"\rsilent_relays\x18\x05 \x03(\v2\x11.policyd.v1.RelayR\fsilentRelays\"\xf4\x01\n" +
 	"\fPeerInstance\x120\n" +
 	"\binstance\x18\x01 \x01(\v2\x14.policyd.v1.InstanceR\binstance\x12*\n" +
 	"\x06report\x18\x02 \x01(\v2\x12.policyd.v1.ReportR\x06report\x12;\n" +
@@ -252,23 +272,26 @@ var file_policyd_v1_peer_proto_goTypes = []any{
 	(*WatchFleetResponse)(nil),    // 1: policyd.v1.WatchFleetResponse
 	(*PeerInstance)(nil),          // 2: policyd.v1.PeerInstance
 	(*timestamppb.Timestamp)(nil), // 3: google.protobuf.Timestamp
-	(*Instance)(nil),              // 4: policyd.v1.Instance
-	(*Report)(nil),                // 5: policyd.v1.Report
+	(*Relay)(nil),                 // 4: policyd.v1.Relay
+	(*Instance)(nil),              // 5: policyd.v1.Instance
+	(*Report)(nil),                // 6: policyd.v1.Report
 }
 var file_policyd_v1_peer_proto_depIdxs = []int32{
 	3, // 0: policyd.v1.WatchFleetResponse.server_time:type_name -> google.protobuf.Timestamp
 	2, // 1: policyd.v1.WatchFleetResponse.instances:type_name -> policyd.v1.PeerInstance
-	4, // 2: policyd.v1.PeerInstance.instance:type_name -> policyd.v1.Instance
-	5, // 3: policyd.v1.PeerInstance.report:type_name -> policyd.v1.Report
-	3, // 4: policyd.v1.PeerInstance.reported_at:type_name -> google.protobuf.Timestamp
-	3, // 5: policyd.v1.PeerInstance.back_by:type_name -> google.protobuf.Timestamp
-	0, // 6: policyd.v1.PeerService.WatchFleet:input_type -> policyd.v1.WatchFleetRequest
-	1, // 7: policyd.v1.PeerService.WatchFleet:output_type -> policyd.v1.WatchFleetResponse
-	7, // [7:8] is the sub-list for method output_type
-	6, // [6:7] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	4, // 2: policyd.v1.WatchFleetResponse.relays:type_name -> policyd.v1.Relay
+	4, // 3: policyd.v1.WatchFleetResponse.silent_relays:type_name -> policyd.v1.Relay
+	5, // 4: policyd.v1.PeerInstance.instance:type_name -> policyd.v1.Instance
+	6, // 5: policyd.v1.PeerInstance.report:type_name -> policyd.v1.Report
+	3, // 6: policyd.v1.PeerInstance.reported_at:type_name -> google.protobuf.Timestamp
+	3, // 7: policyd.v1.PeerInstance.back_by:type_name -> google.protobuf.Timestamp
+	0, // 8: policyd.v1.PeerService.WatchFleet:input_type -> policyd.v1.WatchFleetRequest
+	1, // 9: policyd.v1.PeerService.WatchFleet:output_type -> policyd.v1.WatchFleetResponse
+	9, // [9:10] is the sub-list for method output_type
+	8, // [8:9] is the sub-list for method input_type
+	8, // [8:8] is the sub-list for extension type_name
+	8, // [8:8] is the sub-list for extension extendee
+	0, // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_policyd_v1_peer_proto_init() }

@@ -342,7 +342,9 @@ type Relay struct {
 	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	// Ids of the relays connected below it, at any depth. A relay that finds its own id here
 	// is asked to be its own upstream and refuses.
-	Below         []string `protobuf:"bytes,4,rep,name=below,proto3" json:"below,omitempty"`
+	Below []string `protobuf:"bytes,4,rep,name=below,proto3" json:"below,omitempty"`
+	// Random, kept with the relay's state: the same after a restart.
+	Home          string `protobuf:"bytes,5,opt,name=home,proto3" json:"home,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -403,6 +405,13 @@ func (x *Relay) GetBelow() []string {
 		return x.Below
 	}
 	return nil
+}
+
+func (x *Relay) GetHome() string {
+	if x != nil {
+		return x.Home
+	}
+	return ""
 }
 
 // Subscribe replaces the targets of the stream; the answer is a snapshot.
@@ -1331,12 +1340,13 @@ const file_policyd_v1_watch_proto_rawDesc = "" +
 	"\x06source\x18\n" +
 	" \x01(\tR\x06source\x12'\n" +
 	"\x05relay\x18\v \x01(\v2\x11.policyd.v1.RelayR\x05relay\x12\x12\n" +
-	"\x04left\x18\f \x03(\tR\x04left\"a\n" +
+	"\x04left\x18\f \x03(\tR\x04left\"u\n" +
 	"\x05Relay\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x12\x14\n" +
-	"\x05below\x18\x04 \x03(\tR\x05below\"%\n" +
+	"\x05below\x18\x04 \x03(\tR\x05below\x12\x12\n" +
+	"\x04home\x18\x05 \x01(\tR\x04home\"%\n" +
 	"\tSubscribe\x12\x18\n" +
 	"\atargets\x18\x01 \x03(\tR\atargets\"i\n" +
 	"\vResumePoint\x12\x14\n" +
