@@ -16,7 +16,7 @@ func newExportCmd(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "export [SCOPE]",
 		Short: "All policies as a YAML stream, or with -o json as one list",
-		Long:  "Prints all policies, without what only policyd sets. The YAML stream can be applied; the\nJSON list can also be given to SDKs as POLICYD_FILE.",
+		Long:  "Prints all policies, without what only policyd sets. The YAML stream can be applied; it and\nthe JSON list can also be given to SDKs as POLICYD_FILE.",
 		Example: `  policyctl export > policies.yaml
   policyctl export shop -o json > policyd-shop.json`,
 		Args:              maxArgs(1),

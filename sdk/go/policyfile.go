@@ -68,6 +68,9 @@ func (f *policyFile) read(now time.Time) (next *content, changed bool, err error
 	if len(data) > maxPolicyFile {
 		return nil, false, fmt.Errorf("%s: larger than %d bytes", f.path, maxPolicyFile)
 	}
+	if after, err := file.Stat(); err != nil || after.Size() != int64(len(data)) {
+		return nil, false, fmt.Errorf("%s: is being written", f.path) // half of a YAML file may be a valid one
+	}
 	sum := sha256.Sum256(data)
 	same := f.info != nil && sum == f.sum
 	f.info, f.readAt, f.sum = info, now, sum

@@ -51,12 +51,17 @@ func Parse(data []byte, now time.Time) (*File, error) {
 	if err := r.root(root); err != nil {
 		return nil, err
 	}
-	for i := range r.file.Documents {
-		if d := &r.file.Documents[i]; d.Revision == 0 {
-			d.Revision = r.file.Revision
+	r.file.listRevision()
+	return r.file, nil
+}
+
+// listRevision gives documents without a revision that of their list.
+func (f *File) listRevision() {
+	for i := range f.Documents {
+		if d := &f.Documents[i]; d.Revision == 0 {
+			d.Revision = f.Revision
 		}
 	}
-	return r.file, nil
 }
 
 type reader struct {

@@ -18,5 +18,9 @@ func ParseFile(data []byte, now time.Time) (*File, error) {
 	if err == nil && roots == 0 {
 		return nil, errorAt(data, len(data), "there is no document")
 	}
-	return file, err
+	if err != nil {
+		return nil, err
+	}
+	file.listRevision()
+	return file, nil
 }

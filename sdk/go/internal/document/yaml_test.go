@@ -216,3 +216,11 @@ func FuzzParseYAML(f *testing.F) {
 		}
 	})
 }
+
+func TestParseFile_a_YAML_list_gives_its_revision(t *testing.T) {
+	const text = "apiVersion: policyd/v1\nkind: List\nrevision: 7\nitems:\n- {apiVersion: policyd/v1, kind: RetryPolicy, metadata: {scope: shop}, spec: {maxAttempts: 4}}\n"
+	file, err := document.ParseFile([]byte(text), now)
+	if err != nil || len(file.Documents) != 1 || file.Documents[0].Revision != 7 {
+		t.Errorf("%+v, %v", file, err)
+	}
+}
