@@ -87,9 +87,6 @@ func (a *app) fieldRows(rows *[][]string, base string, fields []document.FieldDo
 			def = "default " + f.Default
 		}
 		doc := f.Doc
-		if !f.Supported {
-			doc = strings.TrimSpace(doc + " Not in this release's SDK.")
-		}
 		limit := limits(f)
 		if width(limit) > widestLimit {
 			// One long list of words would push everything else off the screen.
@@ -130,9 +127,6 @@ func (a *app) printLeaf(d *document.FieldDoc) {
 	add("stands at", strings.Join(d.Scopes, ", "))
 	if !d.Inherited && strings.HasPrefix(d.Path, "policy.") {
 		add("inherited", "no")
-	}
-	if !d.Supported {
-		add("note", "not in this release's SDK: a document that sets it is rejected for its scope")
 	}
 	for _, line := range align(rows) {
 		a.out.printf("%s\n", line)

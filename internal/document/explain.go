@@ -26,9 +26,7 @@ type FieldDoc struct {
 	// Off: the block can be written as off.
 	Off bool `json:"off,omitempty"`
 	// Inherited is false for fields that say something of their own document only.
-	Inherited bool `json:"inherited"`
-	// Supported is false for what the SDKs of this release reject.
-	Supported bool       `json:"supported"`
+	Inherited bool       `json:"inherited"`
 	Fields    []FieldDoc `json:"fields,omitempty"`
 }
 
@@ -37,7 +35,7 @@ type FieldDoc struct {
 func Explain(path string) (FieldDoc, error) {
 	trimmed := strings.TrimSuffix(path, ".")
 	if trimmed == "" {
-		return FieldDoc{Type: "kinds", Supported: true, Fields: []FieldDoc{explainPolicy(), explainSwitch()}}, nil
+		return FieldDoc{Type: "kinds", Fields: []FieldDoc{explainPolicy(), explainSwitch()}}, nil
 	}
 	root, below, _ := strings.Cut(trimmed, ".")
 	at, name := explainPolicy(), "policy"
@@ -111,7 +109,6 @@ func explainBlock(b *block) FieldDoc {
 		} else {
 			child = explainField(b.fields[key])
 		}
-		d.Supported = d.Supported || child.Supported
 		d.Fields = append(d.Fields, child)
 	}
 	return d
@@ -121,7 +118,7 @@ func explainField(f engine.Field) FieldDoc {
 	s := f.Spec()
 	d := FieldDoc{
 		Path: "policy." + s.Path, Type: typeWord(s), Doc: s.Doc, Words: s.Words,
-		Inherited: !s.Own, Supported: s.Supported,
+		Inherited: !s.Own,
 	}
 	if s.Default != nil {
 		d.Default = s.Default.String()
@@ -161,10 +158,10 @@ func typeWord(s *engine.FieldSpec) string {
 }
 
 func explainSwitch() FieldDoc {
-	d := FieldDoc{Path: "switch", Type: "block", Supported: true, Doc: "A temporary override of the effective policy of a scope and all below it. It ends by itself."}
+	d := FieldDoc{Path: "switch", Type: "block", Doc: "A temporary override of the effective policy of a scope and all below it. It ends by itself."}
 	for _, f := range switchFields() {
 		d.Fields = append(d.Fields, FieldDoc{
-			Path: "switch." + f.key, Type: f.kind, Doc: f.doc, Default: f.def, Supported: true,
+			Path: "switch." + f.key, Type: f.kind, Doc: f.doc, Default: f.def,
 		})
 	}
 	return d
@@ -197,7 +194,7 @@ func blockDocs() map[string]string {
 		"fallback":            "What code with a fallback is told to do when a call fails.",
 		"fallback.cached":     "The last good answer.",
 		"fallback.static":     "A fixed answer.",
-		"offlineQueue":        "Keeps calls made offline and sends them later.",
+		"offlineQueue":        "Permits calls for which code asks to be kept on disk and sent later, within the budget.",
 		"nested":              "Keeps retries from multiplying down a chain of services.",
 		"ceilings":            "Bounds for this scope and all below it; narrower scopes may only be stricter.",
 		"requirements":        "What narrower scopes may not switch off.",

@@ -73,7 +73,7 @@ func starterMatch(b *strings.Builder, level engine.Level) {
 func wanted(f engine.Field, level engine.Level, inherited Inherited) bool {
 	s := f.Spec()
 	value, _ := inherited(f)
-	return s.Supported && level >= s.From && level <= s.To && (value != "" || s.Default != nil || s.Kind == engine.KindDuration)
+	return level >= s.From && level <= s.To && (value != "" || s.Default != nil || s.Kind == engine.KindDuration)
 }
 
 func starterBlock(b *strings.Builder, scope engine.Scope, at *block, inherited Inherited) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/seam"
 )
 
 // call is one call on its way: the shell around the engine's decisions. It belongs to one
@@ -27,14 +28,20 @@ type call struct {
 	tries     int
 	quiet     bool
 	passive   bool
-	inner     bool  // within an attempt of another call
-	repeated  bool  // what it is made for may be repeated further up
-	ended     bool  // with code
-	last      error // of the attempt before
+	around
+	ended bool         // with code
+	last  error        // of the attempt before
+	kept  *seam.Resend // the call was made before; nil: it was not
 	// decided is what a race of attempts came to.
 	decided  *engine.Decision
 	code     Code
 	revision int64
+}
+
+// around is what a call is made within.
+type around struct {
+	inner    bool // an attempt of another call
+	repeated bool // what it is made for may be repeated further up
 }
 
 // now is the present moment on the endpoints' time line.
@@ -64,7 +71,7 @@ func (k *call) init(c *Client, ep *endpoint, m *mark, cfg *callConfig) {
 	if k.inner || cfg != nil && cfg.oneTry {
 		k.quiet, k.tries = true, 1
 	}
-	k.inherited = m.options()
+	k.inherited, k.kept = m.options(), m.resend()
 }
 
 // begin asks for the first attempt. When it is refused, the error says why and the call is
@@ -90,15 +97,20 @@ func (k *call) put(ctx context.Context) *mark {
 
 // beginOr is begin for a caller that may also leave by cancelled.
 func (k *call) beginOr(ctx context.Context, cancelled <-chan struct{}, o engine.CallOptions) error {
-	d, as, latched := k.ep.BeginLatched(&k.engine)
-	if k.began = as; !latched {
+	var d *engine.Decision
+	latched, again := false, k.kept != nil && k.kept.Paid
+	if !again {
+		d, k.began, latched = k.ep.BeginLatched(&k.engine)
+	}
+	if !latched {
 		k.began = k.client.now()
 		if end, ok := ctx.Deadline(); ok {
 			o.Deadline = max(1, k.client.instant(end))
 		}
 		o.NoRetry = k.quiet
-		d = k.ep.Begin(&k.engine, k.began, o)
-		if !d.Proceed {
+		if again {
+			d = k.ep.Again(&k.engine, k.began, o)
+		} else if d = k.ep.Begin(&k.engine, k.began, o); !d.Proceed {
 			k.latch()
 		}
 	}
@@ -116,8 +128,10 @@ func (k *call) beginOr(ctx context.Context, cancelled <-chan struct{}, o engine.
 	}
 	k.end(Code(d.Code))
 	e := k.failure(d, nil, k.began)
-	k.client.recent.note(e, 0, false, k.client.wall(k.began))
-	k.client.gaveUp(ctx, e)
+	if k.kept == nil { // whose hook was called when it was kept; it is asked for again and again
+		k.client.recent.note(e, 0, false, k.client.wall(k.began))
+		k.client.gaveUp(ctx, e)
+	}
 	return e
 }
 
@@ -212,6 +226,9 @@ func (k *call) after(ctx context.Context, cancelled <-chan struct{}, s *sent, o 
 		return false, k.left(ctx, s.err)
 	}
 	d := k.settle(o)
+	if k.kept != nil {
+		k.kept.Settled(o, d.Code != "" && d.Code != engine.CodeConflict)
+	}
 	if d.Retry {
 		k.last = s.failure()
 		k.retrying(ctx, &d, k.last, s.status())

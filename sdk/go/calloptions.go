@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/policyd/policyd/sdk/go/internal/seam"
 )
 
 // CallOption changes how one call is treated. Later options win over earlier ones, and
@@ -20,7 +22,8 @@ type callConfig struct {
 	oneTry bool
 	// concurrent: fn may run several times at once
 	concurrent bool
-	marked     bool // on behalf of a marked attempt
+	marked     bool         // on behalf of a marked attempt
+	resend     *seam.Resend // the call is that of a kept one; nil: it is not
 }
 
 // repeat is what the application said about repeating a call.

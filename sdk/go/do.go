@@ -8,6 +8,7 @@ import (
 	"net/http"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/idkey"
 )
 
 // Do runs fn under the endpoint's policy, with the client of [Using], else [Default]. fn
@@ -118,7 +119,7 @@ func (r *run) start(ctx context.Context) error {
 		}
 	}
 	if k := &p.Idempotency.Key; r.key == "" && k.Enabled && k.Auto && !o.Idempotent {
-		r.key = newKey()
+		r.key = idkey.New()
 	}
 	o.Keyed = r.key != ""
 	return r.begin(ctx, o)

@@ -27,6 +27,11 @@ const (
 	CodeRetryAfter  Code = "retry_after_too_long" // the server asks for more than the limit
 	CodeConcurrency Code = "concurrency_limited"  // too many calls at once
 	CodeKeyConflict Code = "idempotency_conflict" // the key was used with another body
+
+	// Of package policyqueue.
+	CodeQueued       Code = "queued"        // not done yet: kept on disk, to be sent later
+	CodeQueueFull    Code = "queue_full"    // not kept: too much waits already
+	CodeQueueExpired Code = "queue_expired" // kept, and dropped at its ttl
 )
 
 // Sentinels for errors.Is, one for each code that callers commonly branch on.
@@ -37,6 +42,8 @@ var (
 	ErrDeadline    error = codeError(CodeDeadline)
 	ErrSwitch      error = codeError(CodeSwitch)
 	ErrConcurrency error = codeError(CodeConcurrency)
+	ErrQueued      error = codeError(CodeQueued)
+	ErrQueueFull   error = codeError(CodeQueueFull)
 )
 
 type codeError Code
@@ -57,6 +64,7 @@ type Error struct {
 	Host     string        // whose breaker is open, under breaker.per: host
 	Switch   *Switch       // set when a kill switch decided
 	Err      error         // last upstream error, if any
+	QueueID  string        // of a call that was kept
 
 	why why
 }
@@ -101,6 +109,8 @@ func (e *Error) reason(b *strings.Builder) {
 		}
 	case CodeSwitch:
 		e.bySwitch(b)
+	case CodeQueued, CodeQueueExpired:
+		b.WriteString(" as " + e.QueueID)
 	case CodeBudget, CodeGate:
 		if detail != "" {
 			fmt.Fprintf(b, " (%s)", detail)
@@ -154,7 +164,7 @@ func (e *Error) Timeout() bool { return e.Code == CodeDeadline }
 // Temporary completes net.Error. It is true when trying again later may help.
 func (e *Error) Temporary() bool {
 	switch e.Code {
-	case CodeNotSafe, CodeBody, CodeKeyConflict:
+	case CodeNotSafe, CodeBody, CodeKeyConflict, CodeQueued, CodeQueueExpired:
 		return false
 	default:
 		return true

@@ -15,7 +15,10 @@ import (
 
 // The companion packages of this module reach the client through an internal package, so
 // that applications are not shown what only those need.
-var _ = seam.Provide(seam.Core{Fake: newFake, Lenient: newLenient, Call: newRPC})
+var _ = seam.Provide(seam.Core{
+	Fake: newFake, Lenient: newLenient, Call: newRPC,
+	Target: targetOf, TargetNamed: targetNamed, Resending: resending, AddQueue: addQueue,
+})
 
 // newLenient is New for those who cannot return an error.
 func newLenient(options any) any {
@@ -56,7 +59,7 @@ func (f *fakeControl) Use(revision int64, documents []engine.Document, switches 
 	}
 	next.switches = append(next.switches, switches...)
 	state.SortSwitches(next.switches)
-	f.c.use(next, sourceFake, nil, time.Now())
+	f.c.use(next, sourceFake, time.Now())
 	f.Link(true)
 	return nil
 }

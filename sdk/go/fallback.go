@@ -68,7 +68,7 @@ func StaticFallback() TransportOption {
 // fallBack replaces a failure by the policy's static answer, if there is one.
 func (x *exchange) fallBack(resp *http.Response, err error) (*http.Response, error) {
 	p := x.ep.Policy()
-	if x.code == "" || x.passive || p.Extras == nil || p.Extras.Fallback.Kind != engine.FallbackStatic {
+	if x.code == "" || x.passive || x.kept != nil || p.Extras == nil || p.Extras.Fallback.Kind != engine.FallbackStatic {
 		return resp, err
 	}
 	if m := x.req.Method; m != "" && m != http.MethodGet && m != http.MethodHead {

@@ -111,7 +111,7 @@ func (c *Client) loadCache(now time.Time) bool {
 		c.cfg.logger.Warn("disk cache holds documents that this SDK cannot honour; they are left out", "documents", dropped)
 	}
 	c.remote.State, c.remote.source, c.remote.saved = held, sourceCache, saved.Meta.AsOf
-	c.use(contentOf(&c.remote.State, now), sourceCache, nil, now)
+	c.use(contentOf(&c.remote.State, now), sourceCache, now)
 	c.link.update(func(s *Status) { s.AsOf = saved.Meta.AsOf })
 	c.cfg.logger.Info("policies loaded from disk cache", "revision", held.Revision(), "age", age(now.Sub(saved.Meta.AsOf)))
 	return true

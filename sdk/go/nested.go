@@ -49,6 +49,6 @@ func (k *call) known() bool {
 // setMark puts the number of an attempt into a copy of the request's baggage.
 func setMark(req *http.Request, number int) {
 	if text, ok := marks.Mark(req.Header.Values(marks.Name), number); ok {
-		setHeader(req, headerKey{name: marks.Name, value: text})
+		setHeader(req, marks.Name, text)
 	}
 }

@@ -119,26 +119,22 @@ func TestNew_names_the_fault_of_a_policy_file(t *testing.T) {
 	}
 }
 
-func TestPolicyFile_with_a_document_for_a_newer_SDK_serves_the_rest(t *testing.T) {
+func TestPolicyFile_with_a_setting_of_a_newer_SDK_is_refused_by_name_and_place(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "p.json")
 	doc := func(scope, spec string) string {
-		return `{"apiVersion":"policyd/v1","kind":"RetryPolicy","metadata":{"scope":"` + scope + `"},"spec":` + spec + `}`
+		return `{"apiVersion":"policyd/v1","kind":"RetryPolicy","metadata":{"scope":"` + scope + `"},"spec":` + spec + "}"
 	}
-	content := `{"apiVersion":"policyd/v1","kind":"List","revision":12,"items":[` +
-		doc("shop/pay", `{"maxAttempts":5}`) + "," + doc("shop/search", `{"maxAttempts":5,"offlineQueue":{"maxItems":2}}`) + `]}`
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	log := newLog()
-	c := newWatched(t, policyd.WithPolicyFile(path), policyd.WithCacheDir(""), policyd.WithLogger(log.logger()))
-	if a, b := maxAttempts(c, "shop/pay/x"), maxAttempts(c, "shop/search/x"); a != 5 || b != 3 {
-		t.Errorf("pay %d, search %d; want 5 and the built-in 3", a, b)
-	}
-	if err := c.Status().LastErr; err == nil || !strings.Contains(err.Error(), "shop/search at revision 12 is rejected: offlineQueue.maxItems: not supported by this SDK") {
-		t.Errorf("last error %v", err)
-	}
-	if log.count("WARN policy rejected", "scope=shop/search") != 1 {
-		t.Errorf("log:\n%s", log)
+	for setting, want := range map[string]string{
+		`{"offlineQueue":{"forever":true}}`:   `line 2, column 108: unknown field "forever" in spec.offlineQueue`,
+		`{"offlineQueue":{"maxItems":20000}}`: `line 2, column 119: spec.offlineQueue.maxItems 20000: 1 to 10000`,
+	} {
+		content := `{"apiVersion":"policyd/v1","kind":"List","revision":12,"items":[` + doc("shop/pay", `{"maxAttempts":5}`) + ",\n" + doc("shop/search", setting) + "]}"
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := policyd.New(policyd.WithPolicyFile(path)); err == nil || !strings.Contains(err.Error(), "p.json: "+want) {
+			t.Errorf("error %v, want %s", err, want)
+		}
 	}
 }
 

@@ -96,6 +96,7 @@ type Client struct {
 	disk     disk
 	switches announced
 	recent   decisions
+	queues   queues
 	life     life
 	panicked sync.Map // parts whose panic was logged
 }
@@ -222,7 +223,7 @@ func (c *Client) loadStart() error {
 			return fmt.Errorf("policyd: policy file: %w", err)
 		}
 		c.remote.source = sourceFile
-		c.use(*next, c.file.source(), c.file.rejected, now)
+		c.use(*next, c.file.source(), now)
 		return nil
 	}
 	if len(c.cfg.addrs) == 0 {
@@ -232,22 +233,20 @@ func (c *Client) loadStart() error {
 }
 
 // use puts content of a source other than policyd in force, unless policyd's already is.
-// Rejected are the documents that the content lacks.
-func (c *Client) use(next content, source string, rejected []state.Rejection, now time.Time) {
+func (c *Client) use(next content, source string, now time.Time) {
 	c.remote.mu.Lock()
 	defer c.remote.mu.Unlock()
 	if c.remote.inUse.Load() {
 		return
 	}
 	changed := c.install(next, now)
-	err := c.tellRejected(rejected)
 	c.link.update(func(s *Status) {
-		s.Revision, s.Offered, s.Source, s.LastErr = next.revision, next.revision, source, err
+		s.Revision, s.Offered, s.Source, s.LastErr = next.revision, next.revision, source, nil
 	})
 	c.setReady()
 	c.announce(now)
 	c.stir() // for the end of a switch
-	c.policyChanged(PolicyEvent{Revision: next.revision, Changed: changed, Err: err})
+	c.policyChanged(PolicyEvent{Revision: next.revision, Changed: changed})
 }
 
 // tellRejected logs documents that are not in force and joins them to an error, nil for none.

@@ -27,10 +27,6 @@ type policyFile struct {
 	readAt  time.Time
 	sum     [sha256.Size]byte
 	failure string // last one that was logged
-
-	// of the content in force
-	documents map[engine.Scope]*engine.Document
-	rejected  []state.Rejection
 }
 
 func (f *policyFile) source() string { return sourceFile + " " + filepath.Base(f.path) }
@@ -77,32 +73,23 @@ func (f *policyFile) read(now time.Time) (next *content, changed bool, err error
 	if same {
 		return nil, false, nil
 	}
-	if next, err = f.parse(data, now); err != nil {
+	if next, err = parsePolicies(data, now); err != nil {
 		return nil, true, fmt.Errorf("%s: %w", f.path, err)
 	}
 	return next, true, nil
 }
 
-// parse reads a content as a whole or not at all, but for documents that this SDK cannot
-// honour: their scopes keep what they had.
-func (f *policyFile) parse(data []byte, now time.Time) (*content, error) {
+// parsePolicies reads a content as a whole or not at all.
+func parsePolicies(data []byte, now time.Time) (*content, error) {
 	file, err := document.ParseFile(data, now)
 	if err != nil {
 		return nil, err
 	}
 	next := content{revision: file.Revision, documents: make(map[engine.Scope]*engine.Document, len(file.Documents))}
-	var rejected []state.Rejection
 	for i := range file.Documents {
 		d := &file.Documents[i]
-		if r := state.Check(d); r != nil {
-			rejected = append(rejected, *r)
-			if d = f.documents[d.Scope]; d == nil {
-				continue
-			}
-		}
 		next.documents[d.Scope] = d
 	}
-	f.documents, f.rejected = next.documents, rejected
 	for _, sw := range file.Switches {
 		sw.Ends = now.Add(sw.Ends.Sub(now)) // onto the monotonic clock
 		next.switches = append(next.switches, sw)
@@ -127,7 +114,7 @@ func (c *Client) pollFile(now time.Time) {
 		}
 	case changed:
 		c.file.failure = ""
-		c.use(*next, c.file.source(), c.file.rejected, now)
+		c.use(*next, c.file.source(), now)
 		c.cfg.logger.Info("policy file taken up", "file", c.file.path, "revision", next.revision, "documents", len(next.documents))
 	case c.file.failure != "":
 		// The content that is in force is back.

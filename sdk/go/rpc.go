@@ -16,6 +16,7 @@ import (
 
 	"github.com/policyd/policyd/sdk/go/engine"
 	marks "github.com/policyd/policyd/sdk/go/internal/baggage"
+	"github.com/policyd/policyd/sdk/go/internal/idkey"
 	"github.com/policyd/policyd/sdk/go/internal/seam"
 )
 
@@ -73,9 +74,9 @@ func (x *rpc) Begin() error {
 	}
 	if keys := &p.Idempotency.Key; option != "" || keys.Enabled {
 		if set := x.given(keyHeader(keys)); set != "" {
-			x.key = unquoteKey(set)
+			x.key = idkey.Unquote(set)
 		} else if x.key = option; x.key == "" && keys.Auto && !o.Idempotent {
-			x.key = newKey()
+			x.key = idkey.New()
 		}
 		if x.setKey(x.key, keys); x.passive {
 			x.keyName = ""
@@ -91,7 +92,7 @@ func (x *rpc) Begin() error {
 
 // keyHeader is the name of the metadata of a key.
 func keyHeader(p *engine.KeyPolicy) string {
-	return strings.ToLower(cmp.Or(p.Header, defaultKeyHeader))
+	return strings.ToLower(cmp.Or(p.Header, idkey.DefaultHeader))
 }
 
 // given is metadata that the caller has set, "" for none.
@@ -111,7 +112,7 @@ func (x *rpc) setKey(key string, p *engine.KeyPolicy) {
 	}
 	x.keyName, x.keyText = name, key
 	if p.Quoted {
-		if q, ok := quoteKey(key); ok {
+		if q, ok := idkey.Quote(key); ok {
 			x.keyText = q
 		}
 	}

@@ -23,14 +23,3 @@ func FuzzServerWait(f *testing.F) {
 		}
 	})
 }
-
-func FuzzQuoteKey(f *testing.F) {
-	f.Add(`order-7`)
-	f.Add(`a"b\c`)
-	f.Add("\x00é")
-	f.Fuzz(func(t *testing.T, key string) {
-		if quoted, ok := quoteKey(key); ok && unquoteKey(quoted) != key {
-			t.Fatalf("%q became %q", key, unquoteKey(quoted))
-		}
-	})
-}

@@ -16,6 +16,8 @@ type EndpointStats struct {
 	Endpoint string
 	// Unmatched: no policy and no route names it; Endpoint is its host, or its service.
 	Unmatched bool
+	// Queued are the calls that wait in queues of package policyqueue to be sent later.
+	Queued int
 	engine.Stats
 	// Fallbacks are the calls counted under Failed that a fallback answered: that of [DoOr],
 	// a value of [LastGood], or [StaticFallback]. RejectedFallbacks are those of Rejected.
@@ -36,7 +38,7 @@ func (c *Client) Endpoints() []EndpointStats {
 		stats := e.Endpoint.Stats(now)
 		c.breakerTurned(e, stats.Change)
 		stats.Change = nil // told
-		all[i] = EndpointStats{Endpoint: e.name, Unmatched: e.unmatched, Stats: stats, Fallbacks: e.fellBack.Load(), RejectedFallbacks: e.fellBackRefused.Load()}
+		all[i] = EndpointStats{Endpoint: e.name, Unmatched: e.unmatched, Queued: c.queues.kept(e), Stats: stats, Fallbacks: e.fellBack.Load(), RejectedFallbacks: e.fellBackRefused.Load()}
 	}
 	slices.SortStableFunc(all, func(a, b EndpointStats) int { return cmp.Compare(a.Endpoint, b.Endpoint) })
 	return all

@@ -9,6 +9,7 @@ import (
 	"net/http"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/idkey"
 	"github.com/policyd/policyd/sdk/go/internal/netfail"
 	"github.com/policyd/policyd/sdk/go/internal/replay"
 )
@@ -72,7 +73,7 @@ type exchange struct {
 	base   http.RoundTripper
 	req    *http.Request // the caller's
 	body   *replay.Body  // nil for an empty one
-	header *headerKey    // to be added; nil for none
+	header *idkey.Header // to be added; nil for none
 }
 
 // RoundTrip makes a call under the policy of its endpoint.
@@ -89,7 +90,12 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL == nil {
 		return t.base.RoundTrip(req) // which knows what to say
 	}
-	ep := t.endpoint(c, req) //nolint:contextcheck // the watch outlives the call that starts it
+	var ep *endpoint
+	if r := m.resend(); r != nil {
+		ep = c.keptEndpoint(r.Name, r.Unmatched) //nolint:contextcheck // the watch outlives the call that starts it
+	} else {
+		ep = t.endpoint(c, req) //nolint:contextcheck // as above
+	}
 	if outer := m.running(); outer != nil && outer.ep == ep {
 		return t.base.RoundTrip(outer.withKey(req)) // an attempt of a call that is counted already
 	}
@@ -124,8 +130,8 @@ func (x *exchange) start(ctx context.Context, cfg *callConfig, maxReplay int64) 
 		}
 	}
 	if option != "" || p.Idempotency.Key.Enabled {
-		h := keyOf(x.req, option, o.Idempotent, &p.Idempotency.Key)
-		if x.key = h.key; h.name != "" && !x.passive {
+		h := idkey.Of(x.req, option, o.Idempotent, &p.Idempotency.Key)
+		if x.key = h.Key; h.Name != "" && !x.passive {
 			x.header = &h
 		}
 		o.Keyed = x.key != ""
@@ -217,7 +223,7 @@ func (x *exchange) request(attempt *mark, body io.ReadCloser) *http.Request {
 		req.Body = body
 	}
 	if x.header != nil {
-		setHeader(req, *x.header)
+		setHeader(req, x.header.Name, x.header.Value)
 	}
 	if x.marks() {
 		setMark(req, int(attempt.number))
@@ -226,11 +232,11 @@ func (x *exchange) request(attempt *mark, body io.ReadCloser) *http.Request {
 }
 
 // setHeader changes a copy of the headers: the caller's are its own.
-func setHeader(req *http.Request, h headerKey) {
+func setHeader(req *http.Request, name, value string) {
 	if req.Header = req.Header.Clone(); req.Header == nil {
 		req.Header = http.Header{}
 	}
-	req.Header.Set(h.name, h.value)
+	req.Header.Set(name, value)
 }
 
 // withKey returns a request that bears the key of the call around it.
@@ -238,12 +244,12 @@ func (r *record) withKey(req *http.Request) *http.Request {
 	if r.key == "" || r.passive {
 		return req
 	}
-	h := keyOf(req, r.key, false, &r.ep.Policy().Idempotency.Key)
-	if h.name == "" {
+	h := idkey.Of(req, r.key, false, &r.ep.Policy().Idempotency.Key)
+	if h.Name == "" {
 		return req
 	}
 	req = req.WithContext(req.Context())
-	setHeader(req, h)
+	setHeader(req, h.Name, h.Value)
 	return req
 }
 

@@ -182,11 +182,12 @@ func TestWatch_rejects_what_it_cannot_honour_for_its_scope(t *testing.T) {
 		conn.apply(t, wholeState("e", 1, search))
 		receive(t, events, "OnPolicy")
 
-		queued := policyEntry("shop/search", 2, &policydv1.PolicySpec{OfflineQueue: &policydv1.OfflineQueue{MaxItems: proto.Int64(5)}})
+		newer := policyEntry("shop/search", 2, &policydv1.PolicySpec{OfflineQueue: &policydv1.OfflineQueue{MaxItems: proto.Int64(5)}})
+		newer.GetPolicy().Spec.OfflineQueue.ProtoReflect().SetUnknown([]byte{0xf8, 0x07, 1}) // field 127
 		pay := tries("shop/pay", 3, 5)
-		ack := conn.apply(t, changes("e", 3, []*policydv1.Entry{queued, pay}, queued, pay))
+		ack := conn.apply(t, changes("e", 3, []*policydv1.Entry{newer, pay}, newer, pay))
 		want := &policydv1.Ack{Epoch: "e", Revision: 3, Rejected: []*policydv1.Rejection{{
-			Scope: "shop/search", Revision: 2, Field: "offlineQueue.maxItems", Reason: "not supported by this SDK",
+			Scope: "shop/search", Revision: 2, Field: "offlineQueue.127", Reason: "unknown field; this build is too old for the document",
 		}}}
 		if !proto.Equal(ack, want) {
 			t.Fatalf("ack %v\nwant %v", ack, want)
@@ -198,20 +199,20 @@ func TestWatch_rejects_what_it_cannot_honour_for_its_scope(t *testing.T) {
 		if st.State != policyd.StateRejected || st.Revision != 1 || st.Offered != 3 || st.LastErr == nil {
 			t.Fatalf("status %+v", st)
 		}
-		if e := receive(t, events, "OnPolicy"); e.Err == nil || !strings.Contains(e.Err.Error(), "shop/search at revision 2 is rejected: offlineQueue.maxItems") {
+		if e := receive(t, events, "OnPolicy"); e.Err == nil || !strings.Contains(e.Err.Error(), "shop/search at revision 2 is rejected: offlineQueue.127") {
 			t.Fatalf("event %+v", e)
 		}
-		if log.count("WARN policy rejected", "rev=2", "scope=shop/search", "field=offlineQueue.maxItems") != 1 {
+		if log.count("WARN policy rejected", "rev=2", "scope=shop/search", "field=offlineQueue.127") != 1 {
 			t.Fatalf("log:\n%s", log)
 		}
 
 		// A reconnect does not fetch it again; a good document ends the state.
 		conn.end <- errors.New("restart")
 		conn = s.next()
-		if got := conn.hello.GetResume(); got.GetRevision() != 3 || got.GetHash() != stateHash(queued, pay) {
+		if got := conn.hello.GetResume(); got.GetRevision() != 3 || got.GetHash() != stateHash(newer, pay) {
 			t.Fatalf("resume point %v", got)
 		}
-		if ack := conn.apply(t, changes("e", 3, []*policydv1.Entry{queued, pay})); len(ack.GetRejected()) != 1 {
+		if ack := conn.apply(t, changes("e", 3, []*policydv1.Entry{newer, pay})); len(ack.GetRejected()) != 1 {
 			t.Fatalf("ack %v, want the rejection again", ack)
 		}
 		search = tries("shop/search", 4, 3)

@@ -13,7 +13,7 @@ import (
 
 // examplesOf are the packages whose every exported name stands in an example, which godoc
 // shows and go test runs.
-var examplesOf = []string{"sdk/go", "sdk/go/policygrpc", "sdk/go/policyotel", "sdk/go/policytest"}
+var examplesOf = []string{"sdk/go", "sdk/go/policygrpc", "sdk/go/policyotel", "sdk/go/policyqueue", "sdk/go/policytest"}
 
 // examples reports the exported names of a package that stand in none of its examples. A type
 // stands in one by its name, or by a function or constant of that type.

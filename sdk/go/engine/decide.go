@@ -22,6 +22,10 @@ func (c *Call) begin(now Instant, host string) {
 // first decides on the first attempt of a call that may run.
 func (c *Call) first(now Instant, eff *Effects) {
 	e, d := c.e, &c.decision
+	if c.kept() {
+		c.repeat(now, eff)
+		return
+	}
 	observed := *d // by the limit of calls at once
 	*d = c.admit(now, eff, true)
 	if d.Proceed {
@@ -38,7 +42,9 @@ func (c *Call) first(now Instant, eff *Effects) {
 
 // refuse ends a call before its first attempt.
 func (c *Call) refuse() {
-	c.e.counters.rejected++
+	if !c.kept() {
+		c.e.counters.rejected++
+	}
 	c.state = callEnded
 	c.leaveSlot()
 }
@@ -287,7 +293,9 @@ func (c *Call) end(class Class) {
 		}
 		e.gate.succeeded(1)
 	case Failure:
-		e.counters.failed++
+		if !c.kept() {
+			e.counters.failed++
+		}
 		e.gate.failed()
 	case Neutral:
 		e.counters.cancelled++

@@ -15,6 +15,7 @@ type Extras struct {
 	// BreakerPerHost: the endpoint has a breaker for each host.
 	BreakerPerHost bool
 	Nested         NestedPolicy
+	Queue          QueuePolicy
 }
 
 // Equal reports whether two policies decide alike.
@@ -34,7 +35,7 @@ func (x *Extras) locks() bool {
 func compileExtras(c compiler) *Extras {
 	x := Extras{
 		Concurrency: compileConcurrency(c), Hedging: compileHedging(c), Fallback: compileFallback(c),
-		BudgetShared: c.word(BudgetScope) == "service", BreakerPerHost: c.word(BreakerPer) == "host", Nested: compileNested(c),
+		BudgetShared: c.word(BudgetScope) == "service", BreakerPerHost: c.word(BreakerPer) == "host", Nested: compileNested(c), Queue: compileQueue(c),
 	}
 	if x == (Extras{}) {
 		return nil
@@ -74,4 +75,5 @@ type callExtras struct {
 	ticket *ticket       // its place in the queue
 	race   race          // of attempts at once
 	lender *SharedBudget // of the permit; nil: the endpoint's own
+	kept   bool          // it was counted when it was made
 }

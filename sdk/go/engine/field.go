@@ -26,10 +26,7 @@ type FieldSpec struct {
 	Own bool
 	// Widest and narrowest level where the field may stand.
 	From, To Level
-	// Supported is false for settings that this engine cannot honour yet; a document that
-	// sets one is rejected for its scope.
-	Supported bool
-	Doc       string
+	Doc      string
 }
 
 // The settings, in the order of documents.

@@ -93,10 +93,10 @@ func buildFieldSpecs() (t [numFields]FieldSpec) {
 	t[FallbackStaticContentType] = text("fallback.static.contentType", "Content type of the static answer.")
 	t[FallbackStaticBody] = text("fallback.static.body", "Body of the static answer.")
 
-	t[OfflineQueueEnabled] = flag("offlineQueue.enabled", false, "Keep calls made offline and send them later; on when the block is set.").later()
-	t[OfflineQueueMaxItems] = integer("offlineQueue.maxItems", 50, 1, 10_000, "Calls kept.").later()
-	t[OfflineQueueTTL] = duration("offlineQueue.ttl", 12*time.Hour, time.Second, 720*time.Hour, "Oldest call that is still sent; below idempotency.key.remembered.").later()
-	t[OfflineQueueOrder] = enum("offlineQueue.order", "fifo", []string{"fifo"}, "Order in which kept calls are sent.").later()
+	t[OfflineQueueEnabled] = flag("offlineQueue.enabled", false, "Calls for which code asks may be kept and sent later; on when the block is set.")
+	t[OfflineQueueMaxItems] = integer("offlineQueue.maxItems", 50, 1, 10_000, "Calls kept per endpoint.")
+	t[OfflineQueueTTL] = duration("offlineQueue.ttl", 12*time.Hour, time.Second, 720*time.Hour, "Oldest call that is still sent; below idempotency.key.remembered.")
+	t[OfflineQueueOrder] = enum("offlineQueue.order", "fifo", []string{"fifo"}, "Order in which kept calls are sent.")
 
 	t[NestedMark] = flag("nested.mark", false, "Mark attempts that may be repeated, in baggage to endpoints and hosts of services that a policy matches.")
 	t[NestedWhenMarked] = enum("nested.whenMarked", "normal", []string{"normal", "single-attempt"}, "What calls made for a request that arrived marked may do.")
@@ -111,13 +111,12 @@ func buildFieldSpecs() (t [numFields]FieldSpec) {
 }
 
 func field(path string, kind Kind, doc string) FieldSpec {
-	return FieldSpec{Path: path, Kind: kind, Doc: doc, From: LevelGlobal, To: LevelEndpoint, Supported: true}
+	return FieldSpec{Path: path, Kind: kind, Doc: doc, From: LevelGlobal, To: LevelEndpoint}
 }
 
 func (s FieldSpec) def(v Value) FieldSpec   { s.Default = &v; return s }
 func (s FieldSpec) noDefault() FieldSpec    { s.Default = nil; return s }
 func (s FieldSpec) own() FieldSpec          { s.Own = true; s.Default = nil; return s }
-func (s FieldSpec) later() FieldSpec        { s.Supported = false; return s }
 func (s FieldSpec) least(n int64) FieldSpec { s.Min = n; return s }
 
 func (s FieldSpec) levels(from, to Level) FieldSpec { s.From, s.To = from, to; return s }

@@ -43,6 +43,7 @@ type scriptStep struct {
 	At json.RawMessage
 
 	Begin      string
+	Again      bool   // of begin: calls that were kept
 	Endpoint   string // of begin and stats; the first one by default
 	Host       string // of begin
 	Hosts      int    // of begin: one call to each of so many hosts
@@ -294,7 +295,11 @@ func (r *scriptRun) begin(at engine.Instant, s *scriptStep) []string {
 		if s.Hosts > 0 {
 			o.Host = s.Host + strconv.Itoa(i+1)
 		}
-		d := r.endpoint(s.Endpoint, at).Begin(c, at, o)
+		begin := r.endpoint(s.Endpoint, at).Begin
+		if s.Again {
+			begin = r.endpoint(s.Endpoint, at).Again
+		}
+		d := begin(c, at, o)
 		if d.Proceed || d.Queued {
 			r.calls[s.Begin] = append(r.calls[s.Begin], c)
 		}

@@ -5,7 +5,6 @@ package engine_test
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -136,31 +135,5 @@ func TestValidateEffective_names_who_sets_the_bound(t *testing.T) {
 	}
 	if len(found) != 1 || found[0] != want {
 		t.Errorf("%+v", found)
-	}
-}
-
-func TestUnsupported_asks_what_a_document_switches_on(t *testing.T) {
-	for name, tc := range map[string]struct {
-		settings engine.Settings
-		want     []engine.Field
-	}{
-		"nothing":                             {engine.Settings{}, nil},
-		"what is supported":                   {engine.Settings{engine.MaxAttempts: engine.Int(2), engine.BreakerPer: engine.Enum("host")}, nil},
-		"hedging switched off":                {engine.Settings{engine.HedgingEnabled: engine.Bool(false), engine.HedgingAfter: engine.Text("300ms")}, nil},
-		"hedging switched on":                 {engine.Settings{engine.HedgingEnabled: engine.Bool(true)}, nil},
-		"hedging set":                         {engine.Settings{engine.HedgingAfter: engine.Text("300ms")}, nil},
-		"a block set to its own defaults":     {engine.Settings{engine.ConcurrencyLimit: engine.Int(64)}, nil},
-		"fallback none with leftovers":        {engine.Settings{engine.FallbackMode: engine.Enum("none"), engine.FallbackStaticBody: engine.Text("x")}, nil},
-		"fallback":                            {engine.Settings{engine.FallbackMode: engine.Enum("fail-fast")}, nil},
-		"a static body alone":                 {engine.Settings{engine.FallbackStaticBody: engine.Text("x")}, nil},
-		"an offline queue":                    {engine.Settings{engine.OfflineQueueEnabled: engine.Bool(true), engine.OfflineQueueMaxItems: engine.Int(5)}, []engine.Field{engine.OfflineQueueEnabled, engine.OfflineQueueMaxItems}},
-		"nested left alone":                   {engine.Settings{engine.NestedMark: engine.Bool(false), engine.NestedWhenMarked: engine.Enum("normal")}, nil},
-		"nested":                              {engine.Settings{engine.NestedMark: engine.Bool(true)}, nil},
-		"one budget for a service":            {engine.Settings{engine.BudgetScope: engine.Enum("service")}, nil},
-		"a block off that another names, too": {engine.Settings{engine.ConcurrencyEnabled: engine.Bool(false), engine.ConcurrencyQueue: engine.Int(9)}, nil},
-	} {
-		if got := engine.Unsupported(tc.settings); !slices.Equal(got, tc.want) {
-			t.Errorf("%s: %v, want %v", name, got, tc.want)
-		}
 	}
 }

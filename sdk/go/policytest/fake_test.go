@@ -211,7 +211,7 @@ func TestFake_fails_the_test_on_what_policyd_would_refuse(t *testing.T) {
 		{"a misspelt field", "did you mean", func(f *policytest.Fake) { f.Apply(doc("shop", "{maxAttemps: 3}")) }},
 		{"a value out of bounds", "maxAttempts", func(f *policytest.Fake) { f.Apply(doc("shop", "{maxAttempts: 30}")) }},
 		{"a value above a ceiling", "at most 5", func(f *policytest.Fake) { f.Apply(doc("shop", "{maxAttempts: 9}")) }},
-		{"a setting that the SDK lacks", "not supported", func(f *policytest.Fake) { f.Apply(doc("shop", "{offlineQueue: {enabled: true}}")) }},
+		{"a setting that no SDK has", "unknown field", func(f *policytest.Fake) { f.Apply(doc("shop", "{offlineQueue: {forever: true}}")) }},
 		{"two endpoints that match the same", "match the same calls", func(f *policytest.Fake) {
 			f.Apply(doc("a/b/c", "{match: {http: {host: h, path: /x}}}") + doc("a/b/d", "{match: {http: {host: h, path: /x}}}"))
 		}},

@@ -8,6 +8,7 @@ package seam
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
@@ -22,6 +23,15 @@ type Core struct {
 	Lenient func(options any) (client any)
 	// Call prepares a gRPC call; a nil client stands for that of the context, else Default.
 	Call func(ctx context.Context, client any, m Method) Call
+	// Target tells where a request goes that a transport of a client, Client.Transport, is
+	// to send; TargetNamed, where a call by name does.
+	Target      func(transport http.RoundTripper, req *http.Request) Target
+	TargetNamed func(ctx context.Context, client any, name string, unmatched bool) Target
+	// Resending returns a context whose next call is that of a kept one.
+	Resending func(ctx context.Context, r *Resend) context.Context
+	// AddQueue has the calls of an endpoint that wait counted in the client's figures, until
+	// remove. Concurrent.
+	AddQueue func(client any, count func(endpoint string, unmatched bool) int) (remove func())
 }
 
 var core Core //nolint:gochecknoglobals // written once, while package policyd is initialised
@@ -119,4 +129,26 @@ type Result struct {
 	Server engine.ServerWait
 	// Own is the sender's.
 	Own any
+}
+
+// Target is the endpoint that a call goes to, and what its caller said.
+type Target struct {
+	Name      string
+	Unmatched bool           // Name is a host or a service
+	Policy    *engine.Policy // must not be changed
+	Acts      bool           // decisions act, unless the policy is observed only
+	Inner     bool           // an attempt of another call is in progress around it
+	Key       string         // the caller's idempotency key, "" for none
+}
+
+// Resend is one send of a call that was kept.
+type Resend struct {
+	Name      string
+	Unmatched bool
+	Key       string
+	// Paid: the send is a retry, which the budget pays for.
+	Paid bool
+	// Settled is told how the send ended, unless it was refused or its context ended;
+	// repeats: the policy repeats such an outcome.
+	Settled func(o engine.Outcome, repeats bool)
 }

@@ -60,13 +60,10 @@ func readPolicy(key string, p *policydv1.Policy, revision int64) (*heldPolicy, e
 	return &heldPolicy{document: doc, source: p}, nil
 }
 
-// check holds a document to the limits and to what this SDK can do.
+// check holds a document to the limits. What this SDK does not know was refused before.
 func check(doc *engine.Document) error {
 	if broken := engine.Validate(doc.Scope, doc.Settings); len(broken) > 0 {
 		return violated(broken[0])
-	}
-	if fields := engine.Unsupported(doc.Settings); len(fields) > 0 {
-		return &wire.FieldError{Path: fields[0].Path(), Reason: "not supported by this SDK"}
 	}
 	return nil
 }
