@@ -3,6 +3,7 @@
 package policyd
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -44,9 +45,7 @@ func (d *decisions) note(e *Error, status int, observed bool, at time.Time) {
 func (d *decisions) list() []decided {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	all := make([]decided, 0, len(d.last))
-	for i := range d.last {
-		all = append(all, d.last[(d.next-1-i+2*maxDecisions)%maxDecisions])
-	}
+	all := slices.Concat(d.last[d.next:], d.last[:d.next])
+	slices.Reverse(all)
 	return all
 }

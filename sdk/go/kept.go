@@ -66,9 +66,8 @@ func (c *Client) keptEndpoint(name string, unmatched bool) *endpoint {
 }
 
 func (c *Client) target(ctx context.Context, ep *endpoint) seam.Target {
-	t := seam.Target{Name: ep.name, Unmatched: ep.unmatched, Policy: ep.Policy(), Acts: c.cfg.mode == Enforce}
 	m := markOf(ctx)
-	t.Inner = m.running() != nil
+	t := seam.Target{Name: ep.name, Unmatched: ep.unmatched, Policy: ep.Policy(), Acts: c.cfg.mode == Enforce, Inner: m.running() != nil}
 	if cfg := m.options(); cfg != nil {
 		t.Key = cfg.key
 	}
