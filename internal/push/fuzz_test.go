@@ -48,22 +48,26 @@ func (s *scripted) Context() context.Context            { return s.ctx }
 func (s *scripted) SendMsg(any) error                   { return nil }
 func (s *scripted) Send(*policydv1.WatchResponse) error { return nil }
 
-// Recv returns the next message, as gRPC does: what cannot be read ends the stream.
-func (s *scripted) Recv() (*policydv1.WatchRequest, error) {
+// RecvMsg reads the next message, as gRPC does: what cannot be read ends the stream.
+func (s *scripted) RecvMsg(m any) error {
 	select {
 	case <-s.ended.c:
-		return nil, status.Error(codes.Canceled, "ended")
+		return status.Error(codes.Canceled, "ended")
 	default:
 	}
 	if len(s.says) == 0 {
-		return nil, io.EOF
+		return io.EOF
 	}
-	m := &policydv1.WatchRequest{}
-	if err := proto.Unmarshal(s.says[0], m); err != nil {
-		return nil, status.Error(codes.Internal, "unmarshal")
+	if err := push.Unmarshal(s.says[0], m); err != nil {
+		return status.Error(codes.Internal, "unmarshal")
 	}
 	s.says = s.says[1:]
-	return m, nil
+	return nil
+}
+
+func (s *scripted) Recv() (*policydv1.WatchRequest, error) {
+	m := &policydv1.WatchRequest{}
+	return m, s.RecvMsg(m)
 }
 
 // Whatever a client says, in whatever order, policyd neither panics nor keeps anything of it,
