@@ -250,6 +250,10 @@ func ExampleCode() {
 			return "may not, or cannot, be sent again"
 		case policyd.CodeKeyConflict:
 			return "the idempotency key was used for something else: a bug here"
+		case policyd.CodeQueued:
+			return "kept, to be sent later"
+		case policyd.CodeQueueFull, policyd.CodeQueueExpired:
+			return "not kept, or kept for too long"
 		}
 		return string(e.Code)
 	}
