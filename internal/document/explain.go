@@ -103,13 +103,11 @@ func explainBlock(b *block) FieldDoc {
 		d.Path += "." + b.path
 	}
 	for _, key := range b.keys {
-		child := FieldDoc{}
 		if inner, ok := b.blocks[key]; ok {
-			child = explainBlock(inner)
+			d.Fields = append(d.Fields, explainBlock(inner))
 		} else {
-			child = explainField(b.fields[key])
+			d.Fields = append(d.Fields, explainField(b.fields[key]))
 		}
-		d.Fields = append(d.Fields, child)
 	}
 	return d
 }
