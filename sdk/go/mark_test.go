@@ -25,12 +25,14 @@ func TestCalls_leave_their_state_to_nobody_else(t *testing.T) {
 		engine.BackoffBase: ms(1), engine.BackoffMax: ms(1), engine.HedgingEnabled: engine.Bool(true),
 		engine.HedgingAfter: engine.Text("1ms"), engine.TimeoutsAttempt: ms(20), engine.MaxAttempts: engine.Int(3),
 	}))
-	var late sync.WaitGroup
+	late := newLookers()
 	base := roundTripFunc(func(req *http.Request) (*http.Response, error) {
 		want := req.Header.Get("Idempotency-Key")
 		over := make(chan struct{})
 		defer close(over)
-		late.Go(func() {
+		late.enter()
+		go func() {
+			defer late.leave()
 			look := func() {
 				if a, ok := policyd.AttemptFrom(req.Context()); !ok || a.IdempotencyKey != want || a.Max != 3 || a.Number < 1 || a.Number > 3 {
 					t.Errorf("%s sees %+v", want, a)
@@ -45,7 +47,7 @@ func TestCalls_leave_their_state_to_nobody_else(t *testing.T) {
 			for range 50 { // the call goes on, ends, and others take its place
 				look()
 			}
-		})
+		}()
 		answered, cancel := context.WithTimeout(req.Context(), time.Duration(rand.IntN(3000))*time.Microsecond)
 		defer cancel()
 		<-answered.Done()
@@ -98,9 +100,40 @@ func TestCalls_leave_their_state_to_nobody_else(t *testing.T) {
 		})
 	}
 	all.Wait()
-	late.Wait()
-	if s := c.Stats(ep); s.Calls != callers*each || s.OK+s.Rescued+s.Failed+s.Cancelled != s.Calls {
+	s := c.Stats(ep)
+	late.wait(s.Attempts()) // one that lost a race may come to the base after its call has ended
+	if s.Calls != callers*each || s.OK+s.Rescued+s.Failed+s.Cancelled != s.Calls {
 		t.Fatalf("%+v", s)
+	}
+}
+
+// lookers are those that look at what attempts left behind.
+type lookers struct {
+	changed       *sync.Cond
+	entered, left uint64 // guarded by changed.L
+}
+
+func newLookers() *lookers { return &lookers{changed: sync.NewCond(&sync.Mutex{})} }
+
+func (l *lookers) enter() {
+	l.changed.L.Lock()
+	defer l.changed.L.Unlock()
+	l.entered++
+}
+
+func (l *lookers) leave() {
+	l.changed.L.Lock()
+	defer l.changed.L.Unlock()
+	l.left++
+	l.changed.Broadcast()
+}
+
+// wait returns when n have come and gone.
+func (l *lookers) wait(n uint64) {
+	l.changed.L.Lock()
+	defer l.changed.L.Unlock()
+	for l.left < n || l.left < l.entered {
+		l.changed.Wait()
 	}
 }
 
