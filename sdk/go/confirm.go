@@ -15,6 +15,14 @@ const (
 	longestConfirm = 2 * time.Second
 )
 
+// random returns a number in [0, 1).
+type random func() float64
+
+// share returns a random share of d.
+func (r random) share(d time.Duration) time.Duration {
+	return time.Duration(r() * float64(d))
+}
+
 // confirmation is the newest Ack while it waits for its moment.
 type confirmation struct {
 	due   *policydv1.Ack // nil: none

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/policyd/policyd/sdk/go/reconnect"
 )
 
 // WithDialOptions adds options to the connection, for networks other than TCP.
@@ -53,8 +55,8 @@ func ParseEnvironment(env map[string]string, opts ...Option) (addrs, targets []s
 
 // WaitAfter returns the wait after the n-th stream in a row that ended after up.
 func (r *Reconnect) WaitAfter(err error, up time.Duration, comeBack time.Time, share float64) time.Duration {
-	return r.after(ended{err: err, up: up, comeBack: comeBack}, func() float64 { return share })
+	return r.After(reconnect.Ended{Err: err, Up: up, ComeBack: comeBack}, func() float64 { return share })
 }
 
 // Reconnect is the policy of reconnecting.
-type Reconnect struct{ reconnect }
+type Reconnect struct{ reconnect.Wait }

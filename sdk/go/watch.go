@@ -17,6 +17,7 @@ import (
 
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 	"github.com/policyd/policyd/sdk/go/internal/state"
+	"github.com/policyd/policyd/sdk/go/reconnect"
 )
 
 const (
@@ -43,7 +44,7 @@ var (
 
 // watch keeps one stream to policyd open, never two, until ctx ends.
 func (c *Client) watch(ctx context.Context) {
-	var wait reconnect
+	var wait reconnect.Wait
 	for next := int(c.random() * float64(len(c.cfg.addrs))); ; next++ {
 		addr := c.cfg.addrs[next%len(c.cfg.addrs)]
 		end := c.stream(ctx, addr)
@@ -51,10 +52,10 @@ func (c *Client) watch(ctx context.Context) {
 			c.link.closed()
 			return
 		}
-		c.link.lost(addr, end.err, refused(end.err))
+		c.link.lost(addr, end.Err, refused(end.Err))
 		// After a GoAway the next stream comes at its own time, even if the old one ended early.
-		left := max(0, time.Until(end.comeBack))
-		if !sleep(ctx, left+wait.after(end, c.random)) {
+		left := max(0, time.Until(end.ComeBack))
+		if !sleep(ctx, left+wait.After(end, c.random)) {
 			return
 		}
 	}
@@ -90,7 +91,7 @@ type session struct {
 
 // stream opens a stream, serves it to its end and says how it ended. When ctx ends the
 // stream takes leave first.
-func (c *Client) stream(ctx context.Context, addr string) ended {
+func (c *Client) stream(ctx context.Context, addr string) reconnect.Ended {
 	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	s := &session{c: c, addr: addr, cancel: cancel}
@@ -116,9 +117,9 @@ func (c *Client) stream(ctx context.Context, addr string) ended {
 	if err == io.EOF { //nolint:errorlint // gRPC returns it bare
 		err = errors.New("policyd ended the stream")
 	}
-	end := ended{err: err, comeBack: s.comeBack}
+	end := reconnect.Ended{Err: err, ComeBack: s.comeBack}
 	if !s.upSince.IsZero() {
-		end.up = time.Since(s.upSince)
+		end.Up = time.Since(s.upSince)
 	}
 	return end
 }
