@@ -139,9 +139,10 @@ func (s *session) send(m *policydv1.WatchRequest) error {
 	s.sendMu.Lock()
 	err := s.stream.Send(m)
 	s.sendMu.Unlock()
-	if err == io.EOF { //nolint:errorlint // gRPC returns it bare; the status is behind it
-		var m raw
-		err = s.stream.RecvMsg(&m)
+	if err == io.EOF { //nolint:errorlint // gRPC returns it bare
+		// The upstream ended the stream. What came before the end is still to be received, and
+		// then the status.
+		return nil
 	}
 	return err
 }

@@ -47,8 +47,8 @@ func (s *session) ack(u *policydv1.Update, wantSnapshot bool) error {
 		s.confirm.due = ack
 		err := s.confirmDue()
 		s.mu.Unlock()
-		if err != nil {
-			return s.failure(err)
+		if !over(err) {
+			return err
 		}
 		return nil
 	}

@@ -4,12 +4,16 @@ package policyd_test
 
 import (
 	"context"
+	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	policyd "github.com/policyd/policyd/sdk/go"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
@@ -136,6 +140,71 @@ func TestWatch_forgets_what_was_due_on_a_stream_that_broke(t *testing.T) {
 		time.Sleep(time.Minute)
 		if len(next.acks) > 0 {
 			t.Fatalf("ack %v of another stream", <-next.acks)
+		}
+	})
+}
+
+// slowLog takes its time over a line: the one who logs waits.
+type slowLog struct {
+	slog.Handler
+
+	words          string
+	reached, going chan struct{}
+}
+
+func (l slowLog) Handle(ctx context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, l.words) {
+		close(l.reached)
+		<-l.going
+	}
+	return l.Handler.Handle(ctx, r)
+}
+
+// Whoever confirms on a stream that has ended meanwhile has not seen what came before the end.
+func TestConfirm_loses_nothing_that_came_before_the_end_of_the_stream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := pipeServer(t)
+		slow := slowLog{newLog(), "other data", make(chan struct{}), make(chan struct{})}
+		c := s.client(policyd.WithLogger(slog.New(slow)))
+		conn := s.next()
+		conn.apply(t, wholeState("e", 1, tries("shop", 1, 2)))
+		held := tries("shop", 2, 3)
+		conn.update(t, wholeState("f", 2, held))
+		receive(t, slow.reached, "the warning of other data")
+		newer := tries("shop", 3, 4)
+		conn.update(t, changes("f", 3, []*policydv1.Entry{newer}, newer))
+		conn.heartbeat(t, 4)
+		conn.end <- errors.New("restart")
+		synctest.Wait()
+		close(slow.going)
+
+		resume := s.next().hello.GetResume()
+		if resume.GetEpoch() != "f" || resume.GetRevision() != 4 || resume.GetHash() != stateHash(newer) {
+			t.Fatalf("resumes from %v, want revision 4 with the hash %x of revision 3", resume, stateHash(newer))
+		}
+		if got := maxAttempts(c, "shop/x"); got != 4 {
+			t.Fatalf("maxAttempts %d, want the 4 that came before the end", got)
+		}
+	})
+}
+
+func TestConfirm_heartbeats_vouch_for_nothing_while_an_update_is_missing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := pipeServer(t)
+		c := s.client()
+		conn := s.next()
+		conn.apply(t, wholeState("e", 1, tries("shop", 1, 2)))
+		known := c.Status().AsOf
+		wrong := changes("e", 2, nil, tries("shop", 2, 5))
+		wrong.Hash++
+		if ack := conn.apply(t, wrong); !ack.GetWantSnapshot() {
+			t.Fatalf("ack %v", ack)
+		}
+		time.Sleep(15 * time.Second)
+		conn.heartbeat(t, 2)
+		synctest.Wait()
+		if st := c.Status(); !st.AsOf.Equal(known) {
+			t.Fatalf("vouched for at %s, though revision 2 is missing since %s", st.AsOf, known)
 		}
 	})
 }

@@ -148,8 +148,8 @@ func (s *session) serve(ctx context.Context) error {
 	defer reports.Wait()
 	defer s.cancel(nil)
 	reports.Go(func() { s.c.survives("reports", func() { s.report(ctx) }) })
-	if err := s.send(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Hello{Hello: s.c.hello()}}); err != nil {
-		return s.failure(err)
+	if err := s.send(&policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Hello{Hello: s.c.hello()}}); !over(err) {
+		return err
 	}
 	for {
 		m, err := stream.Recv()
@@ -176,12 +176,10 @@ func (s *session) goodbye() {
 	}
 }
 
-// failure returns the status behind the io.EOF of a Send.
-func (s *session) failure(err error) error {
-	if err == io.EOF { //nolint:errorlint // gRPC returns it bare
-		_, err = s.stream.Recv()
-	}
-	return err
+// over reports whether a Send went well or found that policyd has ended the stream. What came
+// before the end is still to be received, and then the status.
+func over(err error) bool {
+	return err == nil || err == io.EOF //nolint:errorlint // gRPC returns it bare
 }
 
 func (s *session) send(m *policydv1.WatchRequest) error {
@@ -216,11 +214,10 @@ func (s *session) receive(m *policydv1.WatchResponse) error {
 	case *policydv1.WatchResponse_Update:
 		return s.update(kind.Update, now)
 	case *policydv1.WatchResponse_Heartbeat:
-		if !s.upSince.IsZero() && kind.Heartbeat.GetRevision() >= s.c.remote.Revision() {
+		if !s.upSince.IsZero() && s.c.remote.Current(kind.Heartbeat.GetRevision(), kind.Heartbeat.GetToken()) {
 			s.dog.Reset(silence)
 			asOf := vouched(kind.Heartbeat, now)
 			s.c.link.confirmed(&s.c.remote.State, s.addr, asOf, now)
-			s.c.remote.Current(kind.Heartbeat.GetRevision(), kind.Heartbeat.GetToken())
 			if s.c.remote.ClockSeen(kind.Heartbeat.GetServerTime(), now) {
 				s.c.save(now)
 			} else {

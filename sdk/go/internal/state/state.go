@@ -69,11 +69,16 @@ func (s *State) Revision() int64 { return s.revision }
 // Complete is the newest revision that was in force without any rejection.
 func (s *State) Complete() int64 { return s.complete }
 
-// Current takes a heartbeat: at that revision, too, the state is what policyd has.
-func (s *State) Current(revision int64, token []byte) {
+// Current takes a heartbeat: at that revision, too, the state is what policyd has. It reports
+// false of one that says nothing of what is held: an older one, or while an update is missing.
+func (s *State) Current(revision int64, token []byte) bool {
+	if !s.agreed || revision < s.revision {
+		return false
+	}
 	if revision > s.current {
 		s.current, s.currentToken = revision, bounded(token)
 	}
+	return true
 }
 
 func bounded(token []byte) []byte {
