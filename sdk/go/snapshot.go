@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/changes"
 	"github.com/policyd/policyd/sdk/go/internal/state"
 )
 
@@ -77,7 +78,7 @@ func (c *Client) swap(next content, now time.Time) (changed []string, turned []t
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.current.Load()
-	scopes, matching := changedDocuments(old.documents, next.documents)
+	scopes, matching := changes.Documents(old.documents, next.documents)
 	s := &snapshot{
 		revision: next.revision, documents: next.documents, switches: next.switches,
 		matcher: old.matcher, replaced: make(chan struct{}), compiled: map[engine.Scope]*engine.Policy{},
@@ -85,7 +86,7 @@ func (c *Client) swap(next content, now time.Time) (changed []string, turned []t
 	if matching {
 		s.matcher = engine.NewMatcher(list(next.documents), c.cfg.namespace)
 	}
-	switched := changedSwitches(old.switches, next.switches)
+	switched := changes.Switches(old.switches, next.switches)
 	c.current.Store(s)
 	s.budgets = old.budgets
 	c.reloadBudgets(s, now)
@@ -97,7 +98,7 @@ func (c *Client) swap(next content, now time.Time) (changed []string, turned []t
 				scopes[scope] = true
 			}
 		}
-		documents := covered(e.scope, scopes)
+		documents := changes.Covered(e.scope, scopes)
 		if !documents && !slices.ContainsFunc(switched, func(at engine.Scope) bool { return at.Contains(e.scope) }) {
 			continue
 		}
@@ -133,70 +134,6 @@ func (c *Client) compile(s *snapshot, scope engine.Scope) (*engine.Policy, engin
 		s.compiled[at] = policy
 	}
 	return policy, engine.Compose(s.switches, scope, policy.Criticality, c.cfg.instance)
-}
-
-// covered reports whether a scope on the way to at is among scopes.
-func covered(at engine.Scope, scopes map[engine.Scope]bool) bool {
-	for ; at != ""; at = at.Parent() {
-		if scopes[at] {
-			return true
-		}
-	}
-	return false
-}
-
-// changedDocuments returns the scopes whose document differs, and whether one of them has to
-// do with matching.
-func changedDocuments(old, next map[engine.Scope]*engine.Document) (scopes map[engine.Scope]bool, matching bool) {
-	scopes = map[engine.Scope]bool{}
-	note := func(scope engine.Scope, docs ...*engine.Document) {
-		scopes[scope] = true
-		for _, d := range docs {
-			matching = matching || d != nil && matches(d)
-		}
-	}
-	for scope, d := range next {
-		if before := old[scope]; before != d {
-			note(scope, before, d)
-		}
-	}
-	for scope, d := range old {
-		if next[scope] == nil {
-			note(scope, d)
-		}
-	}
-	return scopes, matching
-}
-
-func matches(d *engine.Document) bool {
-	for _, f := range [...]engine.Field{engine.MatchHTTPMethod, engine.MatchHTTPHost, engine.MatchHTTPPath, engine.MatchGRPCMethod} {
-		if _, ok := d.Settings[f]; ok {
-			return true
-		}
-	}
-	return false
-}
-
-// changedSwitches returns the scopes under which switches came, went or moved. Both lists
-// are sorted by id.
-func changedSwitches(old, next []engine.Switch) []engine.Scope {
-	var scopes []engine.Scope
-	for len(old) > 0 || len(next) > 0 {
-		switch {
-		case len(next) == 0 || len(old) > 0 && old[0].ID < next[0].ID:
-			scopes = append(scopes, old[0].Scope)
-			old = old[1:]
-		case len(old) == 0 || next[0].ID < old[0].ID:
-			scopes = append(scopes, next[0].Scope)
-			next = next[1:]
-		default:
-			if a, b := old[0], next[0]; a.Revision != b.Revision || !a.Ends.Equal(b.Ends) {
-				scopes = append(scopes, a.Scope, b.Scope)
-			}
-			old, next = old[1:], next[1:]
-		}
-	}
-	return scopes
 }
 
 func list(documents map[engine.Scope]*engine.Document) []engine.Document {
