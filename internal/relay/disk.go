@@ -47,6 +47,8 @@ type meta struct {
 	Ahead   time.Duration `json:"clock_ahead"`
 	From    string        `json:"from"` // address
 	Home    string        `json:"home"` // names the relay
+	// Token is policyd's proof that it served the revision.
+	Token []byte `json:"token,omitempty"`
 	// Left are the epochs before this one, with the times they ended on this machine's clock.
 	Left map[string]time.Time `json:"left_epochs,omitempty"`
 }
@@ -59,7 +61,7 @@ type image struct {
 
 func (s *state) image() image {
 	i := image{
-		meta:    meta{Epoch: s.epoch, Revision: s.revision, Since: s.since},
+		meta:    meta{Epoch: s.epoch, Revision: s.revision, Since: s.since, Token: s.token},
 		entries: make([]sent, 0, len(s.entries)+len(s.deleted)),
 	}
 	for _, e := range s.entries {
@@ -137,7 +139,7 @@ func decodeFile(data []byte, now time.Time) (*state, meta, error) {
 	if m.Epoch == "" || m.Revision <= 0 || len(u.entries) > maxEntries+maxDeletions {
 		return nil, meta{}, errors.New("the description does not fit")
 	}
-	s := &state{epoch: m.Epoch, revision: m.Revision, since: m.Since, agreed: true, left: m.Left, entries: make(map[string]entry)}
+	s := &state{epoch: m.Epoch, revision: m.Revision, since: m.Since, token: bounded(m.Token), agreed: true, left: m.Left, entries: make(map[string]entry)}
 	for _, e := range u.entries {
 		if e.revision > m.Revision {
 			return nil, meta{}, errors.New("a document is newer than the state")

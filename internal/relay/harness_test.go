@@ -77,6 +77,7 @@ type data struct {
 	epoch    policy.Epoch
 	revision policy.Revision
 	docs     map[string]policy.Change
+	history  *policy.History // nil: none is told
 }
 
 func newData(epoch policy.Epoch) *data {
@@ -96,7 +97,7 @@ func startRootAt(t *testing.T, d *data, addr string, cfg push.Config) *root {
 	r := &root{served: serve(t, listen(t, addr), cfg), data: d}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	u := policy.Update{Epoch: d.epoch, Revision: d.revision, Reset: true}
+	u := policy.Update{Epoch: d.epoch, Revision: d.revision, Reset: true, History: d.history}
 	for _, c := range d.docs {
 		u.Changes = append(u.Changes, c)
 	}
@@ -129,7 +130,7 @@ func (r *root) commit(changes ...policy.Change) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.revision++
-	u := policy.Update{Epoch: r.epoch, Revision: r.revision}
+	u := policy.Update{Epoch: r.epoch, Revision: r.revision, History: r.history}
 	for _, c := range changes {
 		c.Revision = r.revision
 		r.docs[c.Key] = c

@@ -341,6 +341,29 @@ func TestRelay_hands_on_policyds_clock(t *testing.T) {
 	require.WithinDuration(t, ahead(), i.update.GetAsOf().AsTime(), patience)
 }
 
+func TestRelay_hands_on_the_proofs_of_what_was_served(t *testing.T) {
+	d := newData("e1")
+	d.history = &policy.History{Epoch: "e1", Number: 1, Cluster: 7, Secret: []byte("secret"), Branches: []policy.Branch{{ID: 3, After: 5}}}
+	r := startRootAt(t, d, "127.0.0.1:0", push.Config{Heartbeat: 50 * time.Millisecond})
+	dir := t.TempDir()
+	n := startRelay(t, dir, r.addr).ready(t)
+	first := r.commit(policyChange("shop", "a"))
+	i := newInstance(t, "a", "shop").join(n.addr).at(first)
+	require.Equal(t, d.history.Token(policy.Revision(first)), i.update.GetToken())
+
+	// Of what does not concern its view the instance hears by heartbeats alone.
+	second := r.commit(policyChange("other", "b"))
+	i.until("a heartbeat", func() bool { return i.beat.GetRevision() == second })
+	require.Equal(t, d.history.Token(policy.Revision(second)), i.beat.GetToken())
+	i.leave()
+	n.stop()
+	r.served.stop()
+
+	n = startRelay(t, dir, r.addr).ready(t)
+	i.fresh().join(n.addr).at(second)
+	require.Equal(t, d.history.Token(policy.Revision(second)), i.update.GetToken(), "also from disk")
+}
+
 func TestRelay_takes_no_writes(t *testing.T) {
 	r := startRoot(t, newData("e1"))
 	r.commit(policyChange("shop", "a"), switchChange("ks-1", "shop"))

@@ -37,6 +37,8 @@ type state struct {
 	// revision is the newest at which the upstream said that this is what there is.
 	revision int64
 	hash     uint64
+	// token is the upstream's proof that it served the revision, handed on as it came.
+	token []byte
 	// since: deletions after it are all in deleted.
 	since   int64
 	entries map[string]entry
@@ -95,8 +97,13 @@ func (s *state) apply(u *update, now time.Time) (policy.Update, error) {
 		s.leave(now)
 		s.epoch, s.entries, s.deleted, s.since = u.GetEpoch(), nil, nil, 0
 	}
+	if other || u.GetRevision() != s.revision || len(u.GetToken()) > 0 {
+		s.token = bounded(u.GetToken())
+	}
 	s.revision, s.hash, s.agreed = u.GetRevision(), hash, true
-	out := policy.Update{Epoch: policy.Epoch(s.epoch), Revision: policy.Revision(s.revision), Reset: u.GetSnapshot()}
+	out := policy.Update{
+		Epoch: policy.Epoch(s.epoch), Revision: policy.Revision(s.revision), Reset: u.GetSnapshot(), Token: s.token,
+	}
 	if u.GetSnapshot() {
 		s.entries, s.deleted, s.since = make(map[string]entry, len(next)), nil, s.revision
 	}
@@ -107,6 +114,29 @@ func (s *state) apply(u *update, now time.Time) (policy.Update, error) {
 	s.trim(now)
 	out.DeletionsKnownSince = policy.Revision(s.since)
 	return out, nil
+}
+
+// current takes a heartbeat. It reports whether the heartbeat speaks of what is held, and
+// whether it moves the revision.
+func (s *state) current(beat *policydv1.Heartbeat) (holds, news bool) {
+	if !s.agreed || beat.GetRevision() < s.revision {
+		return false, false
+	}
+	if beat.GetRevision() == s.revision {
+		return true, false
+	}
+	s.revision, s.token = beat.GetRevision(), bounded(beat.GetToken())
+	return true, true
+}
+
+// maxToken bounds what is kept of a token.
+const maxToken = 256
+
+func bounded(token []byte) []byte {
+	if len(token) == 0 || len(token) > maxToken {
+		return nil
+	}
+	return slices.Clone(token)
 }
 
 // leave remembers the epoch that ends now.
@@ -218,7 +248,7 @@ func (s *state) trim(now time.Time) {
 // everything returns the state as the hub takes it at the start.
 func (s *state) everything() policy.Update {
 	out := policy.Update{
-		Epoch: policy.Epoch(s.epoch), Revision: policy.Revision(s.revision), Reset: true,
+		Epoch: policy.Epoch(s.epoch), Revision: policy.Revision(s.revision), Token: s.token, Reset: true,
 		DeletionsKnownSince: policy.Revision(s.since),
 	}
 	for key, e := range s.entries {
@@ -245,5 +275,5 @@ func (s *state) resume() *policydv1.ResumePoint {
 	if !s.agreed {
 		return nil
 	}
-	return &policydv1.ResumePoint{Epoch: s.epoch, Revision: s.revision, Hash: s.hash}
+	return &policydv1.ResumePoint{Epoch: s.epoch, Revision: s.revision, Hash: s.hash, Token: s.token}
 }

@@ -4,6 +4,7 @@ package relay
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -146,6 +148,7 @@ func TestState_follows_any_history_across_restarts(t *testing.T) {
 				continue // the next update brings both
 			}
 			u := &update{Update: &policydv1.Update{Epoch: "e", Revision: revision, Snapshot: at == 0 || rnd.IntN(20) == 0}}
+			u.Token = fmt.Appendf(nil, "proof of %d", revision)
 			for _, e := range root {
 				if e.document != nil {
 					u.Hash += engine.EntryHash(e.key, e.revision)
@@ -163,6 +166,7 @@ func TestState_follows_any_history_across_restarts(t *testing.T) {
 				restored, m, err := load(dir, now)
 				require.NoError(t, err)
 				require.Equal(t, revision, m.Revision)
+				require.Equal(t, u.Token, restored.resume().GetToken())
 				require.Equal(t, s.resume(), restored.resume())
 				require.Equal(t, s.since, restored.since)
 				require.Equal(t, s.everything(), restored.everything(), "seed %d", seed)
@@ -174,6 +178,51 @@ func TestState_follows_any_history_across_restarts(t *testing.T) {
 			require.Equal(t, at >= e.revision && e.document != nil, held && have.revision == e.revision)
 		}
 	}
+}
+
+func TestState_a_heartbeat_moves_revision_and_proof_only_where_nothing_is_missing(t *testing.T) {
+	now := time.Now()
+	s := &state{}
+	beat := func(revision int64, token string) (holds, news bool) {
+		return s.current(&policydv1.Heartbeat{Revision: revision, Token: []byte(token)})
+	}
+	holds, _ := beat(5, "t5")
+	require.False(t, holds, "nothing is held")
+	_, err := s.apply(snapshot("e", 10, doc("policies/a", 10)), now)
+	require.NoError(t, err)
+	holds, _ = beat(9, "t9")
+	require.False(t, holds, "the upstream is behind")
+	holds, news := beat(12, "t12")
+	require.True(t, holds && news)
+	require.Equal(t, "t12", string(s.resume().GetToken()))
+	holds, news = beat(12, "t12")
+	require.True(t, holds && !news)
+	_, err = s.apply(delta("e", 13, 1, doc("policies/a", 13)), now)
+	require.ErrorIs(t, err, errHash)
+	holds, _ = beat(14, "t14")
+	require.False(t, holds, "revision 13 is missing")
+}
+
+// endedStream is one that the upstream has ended: no Send goes through, and what came before
+// the end is still to be received.
+type endedStream struct {
+	grpc.BidiStreamingClient[policydv1.WatchRequest, policydv1.WatchResponse]
+
+	received int
+}
+
+func (*endedStream) Send(*policydv1.WatchRequest) error { return io.EOF }
+
+func (e *endedStream) RecvMsg(any) error {
+	e.received++
+	return nil
+}
+
+func TestSession_a_send_after_the_end_takes_no_message_away(t *testing.T) {
+	var stream endedStream
+	s := session{stream: &stream}
+	require.NoError(t, s.send(&policydv1.WatchRequest{}))
+	require.Zero(t, stream.received)
 }
 
 func TestFile_any_damage_is_found(t *testing.T) {

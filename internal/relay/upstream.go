@@ -221,14 +221,13 @@ func (s *session) heartbeat(beat *policydv1.Heartbeat, now time.Time) {
 		return
 	}
 	r.mu.Lock()
-	behind := !r.state.agreed || beat.GetRevision() < r.state.revision
-	news := !behind && beat.GetRevision() > r.state.revision
-	if news {
-		r.state.revision = beat.GetRevision()
+	holds, news := r.state.current(beat)
+	u := policy.Update{
+		Epoch: policy.Epoch(r.state.epoch), Revision: policy.Revision(r.state.revision), Token: r.state.token,
+		DeletionsKnownSince: policy.Revision(r.state.since),
 	}
-	u := policy.Update{Epoch: policy.Epoch(r.state.epoch), Revision: policy.Revision(r.state.revision), DeletionsKnownSince: policy.Revision(r.state.since)}
 	r.mu.Unlock()
-	if behind {
+	if !holds {
 		return
 	}
 	r.clock.seen(timeOf(beat.GetServerTime()), now)
