@@ -90,14 +90,15 @@ type observer struct {
 	mu       sync.Mutex
 	counters []*counter
 	before   map[string]seen // by endpoint
+	queued   map[string]bool // labels that have had calls in a queue
 
-	tokens, state, revision metric.Int64ObservableGauge
-	age                     metric.Float64ObservableGauge
+	tokens, state, revision, items metric.Int64ObservableGauge
+	age                            metric.Float64ObservableGauge
 }
 
 // observe registers the metrics of a client until nobody holds it any more.
 func observe(meter metric.Meter, c *policyd.Client) {
-	o := &observer{client: weak.Make(c), before: map[string]seen{}}
+	o := &observer{client: weak.Make(c), before: map[string]seen{}, queued: map[string]bool{}}
 	var errs []error
 	check := func(err error) {
 		if err != nil {
@@ -125,7 +126,10 @@ func observe(meter metric.Meter, c *policyd.Client) {
 	o.age, err = meter.Float64ObservableGauge("policyd.client.policy.age", metric.WithUnit("s"),
 		metric.WithDescription("Time since policyd confirmed the policies in force."))
 	check(err)
-	instruments := []metric.Observable{o.tokens, o.state, o.revision, o.age}
+	o.items, err = meter.Int64ObservableGauge("policyd.client.queue.items", metric.WithUnit("{call}"),
+		metric.WithDescription("Calls that wait in queues of package policyqueue to be sent later."))
+	check(err)
+	instruments := []metric.Observable{o.tokens, o.state, o.revision, o.items, o.age}
 	for _, c := range o.counters {
 		instruments = append(instruments, c.instrument)
 	}
@@ -160,6 +164,7 @@ func (o *observer) collect(_ context.Context, to metric.Observer) error {
 			o.endpoint(to, e)
 		}
 	}
+	o.queues(to, all)
 	status := c.Status()
 	to.ObserveInt64(o.revision, status.Revision)
 	if !status.AsOf.IsZero() {
@@ -243,5 +248,20 @@ func (o *observer) endpoint(to metric.Observer, e *policyd.EndpointStats) {
 			in = 1
 		}
 		to.ObserveInt64(o.state, in, metric.WithAttributes(name, attribute.String("state", s.String())))
+	}
+}
+
+// queues shows how many calls are kept; an endpoint that never had one has no series.
+func (o *observer) queues(to metric.Observer, all []policyd.EndpointStats) {
+	items := map[string]int64{}
+	for i := range all {
+		name := label(all[i].Endpoint, all[i].Unmatched)
+		items[name] += int64(all[i].Queued)
+		if all[i].Queued > 0 {
+			o.queued[name] = true
+		}
+	}
+	for name := range o.queued {
+		to.ObserveInt64(o.items, items[name], metric.WithAttributes(endpointKey.String(name)))
 	}
 }

@@ -19,14 +19,15 @@
 //
 // Prometheus shows the names with underscores, and _total or _seconds at the end:
 //
-//	policyd.client.calls               endpoint, result: ok, ok_after_retry, failed, rejected, cancelled
-//	policyd.client.attempts            endpoint, kind: first, retry; result: ok, failed; kind hedge without
+//	policyd.client.calls               endpoint, result: ok, ok_after_retry, failed, rejected, fallback, cancelled
+//	policyd.client.attempts            endpoint, kind: first, retry, hedge; result: ok, failed; of a hedge also cancelled
 //	policyd.client.retries.suppressed  endpoint, code
 //	policyd.client.retry.delay         endpoint; histogram, seconds
 //	policyd.client.budget.tokens       endpoint; retries that the budget allows now
 //	policyd.client.breaker.state       endpoint, state; 1 for the state it is in, else 0
 //	policyd.client.policy.revision     of the policies in force
 //	policyd.client.policy.age          seconds since policyd confirmed them; none before
+//	policyd.client.queue.items         endpoint; calls that package policyqueue keeps; none before the first
 //
 // ok_after_retry ÷ calls is the rescue rate, attempts ÷ calls the amplification. An attempt
 // that its caller cut off is in calls as cancelled, and no attempt. Endpoints are those that

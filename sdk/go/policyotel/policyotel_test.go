@@ -27,6 +27,7 @@ import (
 
 	policyd "github.com/policyd/policyd/sdk/go"
 	"github.com/policyd/policyd/sdk/go/policyotel"
+	"github.com/policyd/policyd/sdk/go/policyqueue"
 )
 
 // quick waits no longer than it must.
@@ -80,10 +81,11 @@ func tracer(t *testing.T) *tracetest.SpanRecorder {
 }
 
 // backend fails the first n requests.
-func backend(t *testing.T, n int) *httptest.Server {
+func backend(t *testing.T, n int64) *httptest.Server {
 	t.Helper()
+	var served atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if n--; n >= 0 {
+		if served.Add(1) <= n {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	}))
@@ -251,11 +253,11 @@ func TestInstall_counts_calls_attempts_and_reasons(t *testing.T) {
 	}
 }
 
-// slowThenFast holds each odd request until it is cancelled.
-type slowThenFast struct{ n *atomic.Int32 }
+// slowUnlessHedged holds each request but hedges until it is cancelled.
+type slowUnlessHedged struct{}
 
-func (s slowThenFast) RoundTrip(r *http.Request) (*http.Response, error) {
-	if s.n.Add(1)%2 == 1 {
+func (slowUnlessHedged) RoundTrip(r *http.Request) (*http.Response, error) {
+	if a, _ := policyd.AttemptFrom(r.Context()); !a.Hedge {
 		<-r.Context().Done()
 		return nil, r.Context().Err()
 	}
@@ -269,7 +271,7 @@ func TestInstall_counts_hedges_and_fallbacks(t *testing.T) {
 "spec": {"hedging": {"after": "1ms"}, "maxAttempts": 2, "budget": {"minRetriesPerSecond": 5}, "fallback": {"mode": "static", "static": {"status": 200, "body": "kept"}}}}`,
 		policyotel.Install())
 	const hedged, failing = "shop/hedged/items.get", "shop/failing/items.get"
-	get(t.Context(), t, policyotel.ClientTransport(c, slowThenFast{new(atomic.Int32)}, policyd.Route("GET", "/", hedged)), "http://catalog.shop/")
+	get(t.Context(), t, policyotel.ClientTransport(c, slowUnlessHedged{}, policyd.Route("GET", "/", hedged)), "http://catalog.shop/")
 	down := backend(t, 1000)
 	if code := get(t.Context(), t, policyotel.ClientTransport(c, nil, policyd.Route("GET", "/", failing), policyd.StaticFallback()), down.URL); code != http.StatusOK {
 		t.Fatal(code)
@@ -302,6 +304,7 @@ func TestInstall_counts_hedges_and_fallbacks(t *testing.T) {
 	}
 }
 
+// Names and labels are those that dashboards and alerts rely on.
 func TestInstall_works_through_Prometheus(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo())
@@ -309,23 +312,70 @@ func TestInstall_works_through_Prometheus(t *testing.T) {
 		t.Fatal(err)
 	}
 	meter(t, exporter)
-	c := newClient(t, policyotel.Install())
-	s := backend(t, 1)
-	get(t.Context(), t, policyotel.ClientTransport(c, nil, policyd.Route("GET", "/", "shop/catalog/items.get")), s.URL)
+	c := newClientOf(t, `{"apiVersion": "policyd/v1", "kind": "RetryPolicy", "metadata": {"scope": "global"}, "spec": {
+"maxAttempts": 2, "backoff": {"base": "1ms", "max": "1ms"}, "hedging": {"after": "1ms"}, "budget": {"minRetriesPerSecond": 5},
+"idempotency": {"key": {"enabled": true, "auto": true}}, "offlineQueue": {"enabled": true}}}`, policyotel.Install())
+	rt := policyotel.ClientTransport(c, slowUnlessHedged{}, policyd.Route("GET", "/", "shop/hedged/items.get"))
+	get(t.Context(), t, rt, "http://catalog.shop/")
+	broken := func(context.Context) (int, error) { return 0, policyd.Retryable(errors.New("down")) }
+	if _, err := policyd.DoOr(t.Context(), "shop/failing/items.get", broken,
+		func(context.Context, *policyd.Error) (int, error) { return 42, nil }, policyd.Using(c)); err != nil {
+		t.Fatal(err)
+	}
+	q, err := policyqueue.Open(policyqueue.Config{
+		Dir: t.TempDir(), Client: c,
+		Senders: map[string]policyqueue.Sender{"shop/notes/add": func(context.Context, []byte) error { return policyd.NotSent(errors.New("down")) }},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = q.Close(context.WithoutCancel(t.Context())) }()
+	err = q.Do(t.Context(), "shop/notes/add", []byte("milk"), policyd.IdempotencyKey("k"))
+	if !errors.Is(err, policyd.ErrQueued) {
+		t.Fatal(err)
+	}
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := map[string]bool{}
+	got := map[string]bool{}
 	for _, f := range families {
-		names[f.GetName()] = true
+		for _, m := range f.GetMetric() {
+			name := f.GetName() + "{"
+			for i, l := range m.GetLabel() {
+				if i > 0 {
+					name += ","
+				}
+				name += l.GetName() + "=" + l.GetValue()
+			}
+			got[name+"}"] = true
+		}
 	}
 	for _, want := range []string{
-		"policyd_client_calls_total", "policyd_client_attempts_total", "policyd_client_retry_delay_seconds",
-		"policyd_client_budget_tokens", "policyd_client_breaker_state", "policyd_client_policy_revision",
+		"policyd_client_calls_total{endpoint=shop/hedged/items.get,result=ok}",
+		"policyd_client_calls_total{endpoint=shop/failing/items.get,result=fallback}",
+		"policyd_client_calls_total{endpoint=shop/notes/add,result=failed}",
+		"policyd_client_attempts_total{endpoint=shop/hedged/items.get,kind=hedge,result=ok}",
+		"policyd_client_attempts_total{endpoint=shop/failing/items.get,kind=first,result=failed}",
+		"policyd_client_attempts_total{endpoint=shop/failing/items.get,kind=retry,result=failed}",
+		"policyd_client_retries_suppressed_total{code=attempts_exhausted,endpoint=shop/failing/items.get}",
+		"policyd_client_retry_delay_seconds{endpoint=shop/failing/items.get}",
+		"policyd_client_budget_tokens{endpoint=shop/failing/items.get}",
+		"policyd_client_breaker_state{endpoint=shop/failing/items.get,state=closed}",
+		"policyd_client_breaker_state{endpoint=shop/failing/items.get,state=half-open}",
+		"policyd_client_breaker_state{endpoint=shop/failing/items.get,state=open}",
+		"policyd_client_breaker_state{endpoint=shop/failing/items.get,state=forced-open}",
+		"policyd_client_breaker_state{endpoint=shop/failing/items.get,state=forced-closed}",
+		"policyd_client_policy_revision{}",
+		"policyd_client_queue_items{endpoint=shop/notes/add}",
 	} {
-		if !names[want] {
-			t.Errorf("%s is missing among %v", want, names)
+		if !got[want] {
+			t.Errorf("%s is missing among %v", want, got)
+		}
+	}
+	for name := range got {
+		if strings.HasPrefix(name, "policyd_client_queue_items") && !strings.Contains(name, "shop/notes/add") {
+			t.Errorf("%s, though it never had a queue", name)
 		}
 	}
 }
@@ -351,3 +401,50 @@ func TestInstall_metrics_end_with_their_client(t *testing.T) {
 		runtime.GC()
 	}
 }
+
+func BenchmarkInstall_on_a_call(b *testing.B) {
+	ok := func(context.Context) (int, error) { return 1, nil }
+	for name, opts := range map[string][]policyd.Option{"without": nil, "with metrics": {policyotel.Install()}} {
+		b.Run(name, func(b *testing.B) {
+			c, err := policyd.New(append(opts, policyd.WithCacheDir(""))...)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() { _ = c.Close(context.Background()) }()
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := policyd.Do(b.Context(), "shop/catalog/items.get", ok, policyd.Using(c)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+	base := roundTripFunc(func(r *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody, Request: r}, nil
+	})
+	c, err := policyd.New(policyotel.Install(), policyd.WithCacheDir(""))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = c.Close(context.Background()) }()
+	for name, rt := range map[string]http.RoundTripper{"transport": c.Transport(base), "transport with spans": policyotel.ClientTransport(c, base)} {
+		b.Run(name, func(b *testing.B) {
+			req, err := http.NewRequestWithContext(b.Context(), http.MethodGet, "http://catalog.shop/", nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				resp, err := rt.RoundTrip(req)
+				if err != nil {
+					b.Fatal(err)
+				}
+				_ = resp.Body.Close()
+			}
+		})
+	}
+}
+
+type roundTripFunc func(*http.Request) (*http.Response, error)
+
+func (f roundTripFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
