@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 
 	"github.com/policyd/policyd/bench/fanout/load"
@@ -31,7 +30,9 @@ func loadOn(name, addr string, o options) error {
 			}
 			return l.Arrivals(payload.Stamp(of))
 		case "rejoin":
-			return l.Rejoin(slices.Contains(words, "jitter"), slices.Contains(words, "resume"))
+			return l.Rejoin(words[1] == "resume")
+		case "survive":
+			return l.Survive(words[1] == "spread")
 		}
 		return nil, fmt.Errorf("unknown command")
 	})

@@ -24,6 +24,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/policyd/policyd/bench/fanout/payload"
 )
 
 // options hold for server and load.
@@ -34,8 +36,11 @@ type options struct {
 	Size    int
 	Pause   time.Duration
 	// Accept is how many streams policyd takes per second.
-	Accept  int
-	Profile string
+	Accept int
+	// Revision, if set, and At are what the server had before it was started again.
+	Revision int64
+	At       payload.Stamp
+	Profile  string
 }
 
 // acceptAll keeps the limit of new streams out of what is not about it.
@@ -116,7 +121,7 @@ func mainErr() error {
 func (j job) do() error {
 	switch j.Role {
 	case "server":
-		return serve(j.System, j.Options)
+		return serve(j.System, j.Addr, j.Options)
 	case "load":
 		return loadOn(j.System, j.Addr, j.Options)
 	case "start":

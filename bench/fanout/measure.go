@@ -17,6 +17,7 @@ type bench struct {
 	system       string
 	o            options
 	server, load *child
+	addr         string
 	empty, idle  memory
 }
 
@@ -33,14 +34,13 @@ func (b *bench) start() (err error) {
 	if b.server, err = spawn(job{Role: "server", System: b.system, Options: b.o}); err != nil {
 		return err
 	}
-	var addr string
-	if err := b.server.ask("", &addr); err != nil {
+	if err := b.server.ask("", &b.addr); err != nil {
 		return err
 	}
 	if err := b.server.ask("memory", &b.empty); err != nil {
 		return err
 	}
-	if b.load, err = spawn(job{Role: "load", System: b.system, Addr: addr, Options: b.o}); err != nil {
+	if b.load, err = spawn(job{Role: "load", System: b.system, Addr: b.addr, Options: b.o}); err != nil {
 		return err
 	}
 	var connected int

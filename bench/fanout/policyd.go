@@ -42,7 +42,7 @@ func newHub(o options) (*push.Hub, *served, error) {
 	go func() { _ = h.Run(context.Background()) }()
 
 	var mu sync.Mutex
-	revision := policy.Revision(1)
+	revision := policy.Revision(max(o.Revision-1, 1))
 	var due int64 // confirmations, with those of the newest change
 	confirmations := func() (n int64) {
 		for _, in := range h.Stats().Propagation.Buckets {
@@ -67,6 +67,11 @@ func newHub(o options) (*push.Hub, *served, error) {
 			// To ask the fleet all the time would cost more than what is measured.
 			return confirmations() >= due && instances.LocalStates()[fleet.Behind] == 0, nil
 		},
+		revision: func() int64 {
+			mu.Lock()
+			defer mu.Unlock()
+			return int64(revision)
+		},
 		commit: func(at payload.Stamp) error {
 			return publish(policy.Change{Key: "policies/" + payload.Scope, Scope: payload.Scope}, payload.Document(at, o.Size))
 		},
@@ -75,7 +80,7 @@ func newHub(o options) (*push.Hub, *served, error) {
 		},
 	}
 	h.Publish(policy.Update{Epoch: "bench", Revision: revision, Reset: true})
-	return h, s, s.commit(0)
+	return h, s, s.commit(o.At)
 }
 
 // serveHub is policyd's push on grpc-go's server.

@@ -58,6 +58,12 @@ func (c *child) ask(what string, answer any) error {
 	return json.Unmarshal(line, answer)
 }
 
+// kill ends the child without a word.
+func (c *child) kill() {
+	_ = c.cmd.Process.Kill()
+	c.stop()
+}
+
 // stop lets the child end by itself, which it does when its input ends.
 func (c *child) stop() {
 	_ = c.in.Close()

@@ -22,6 +22,7 @@ type report struct {
 	Conditions conditions
 	Rows       []row
 	Figures    []figure
+	Comebacks  []comeback `json:",omitempty"`
 }
 
 type conditions struct {
@@ -205,6 +206,9 @@ func (r *report) save(dir string) error {
 	files := map[string][]byte{"fanout.json": b, "fanout.txt": []byte(text.String())}
 	if len(r.Rows) > 0 {
 		files["fanout.svg"] = r.plot()
+	}
+	if len(r.Comebacks) > 0 {
+		files["reconnect.svg"] = r.plotComebacks()
 	}
 	for name, content := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {

@@ -155,61 +155,6 @@ func switchAmongEdits(r *report, system string, o options) error {
 	return nil
 }
 
-// acceptDefault is policyd's own limit of streams per second.
-const acceptDefault = 2000
-
-// reconnect cuts all streams at once, with the SDK's jitter and without.
-func reconnect(r *report, system string, o options) error {
-	o.Accept = acceptDefault
-	b, err := setUp(system, o)
-	if err != nil {
-		return err
-	}
-	defer b.tearDown()
-	for _, how := range []string{"jitter", "none"} {
-		var ok bool
-		if err := b.server.ask("forget-peak", &ok); err != nil {
-			return err
-		}
-		var before, after time.Duration
-		if err := b.server.ask("cpu", &before); err != nil {
-			return err
-		}
-		var c load.Return
-		if err := b.load.ask("rejoin resume "+how, &c); err != nil {
-			return err
-		}
-		if err := b.server.ask("cpu", &after); err != nil {
-			return err
-		}
-		var highest int64
-		if err := b.server.ask("peak", &highest); err != nil {
-			return err
-		}
-		f := figure{Scenario: "all cut at once, " + map[string]string{"jitter": "SDK's jitter", "none": "no jitter"}[how], System: system, N: o.Streams}
-		within, memory := 0.0, 0.0
-		if how == "jitter" {
-			within, memory = 1.5, 1.5
-		}
-		f.What, f.Value, f.Unit = "all back", c.Took.Seconds(), "s"
-		r.note(f, 0)
-		f.What, f.Value = "longest own wait", c.Spread.Seconds()
-		r.note(f, 0)
-		if how == "jitter" {
-			f.What, f.Value, f.Unit = "all back ÷ longest own wait", c.Took.Seconds()/c.Spread.Seconds(), "×"
-			r.note(f, within)
-		}
-		f.What, f.Value, f.Unit = "streams refused for now", float64(c.Refused), ""
-		r.note(f, 0)
-		f.What, f.Value, f.Unit = "highest RSS of the server ÷ steady", float64(highest)/float64(b.idle.Now), "×"
-		r.note(f, memory)
-		f.What, f.Value, f.Unit = "server CPU per stream", float64((after-before).Microseconds())/float64(o.Streams), "µs"
-		r.note(f, 0)
-		time.Sleep(time.Second)
-	}
-	return nil
-}
-
 // resume lets all streams come back to an unchanged policyd.
 func resume(r *report, system string, o options) error {
 	b, err := setUp(system, o)

@@ -14,15 +14,20 @@ import (
 )
 
 // serve runs a system and does what the parent asks for.
-func serve(name string, o options) error {
+func serve(name, addr string, o options) error {
 	s, err := find(name)
 	if err != nil {
 		return err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if addr == "" {
+		addr = "127.0.0.1:0"
+	}
+	tcp, err := net.Listen("tcp", addr)
 	if err != nil {
 		return err
 	}
+	l := &counting{Listener: tcp}
+	moments := watchSelf(l)
 	running, err := s.serve(l, o)
 	if err != nil {
 		return err
@@ -32,7 +37,7 @@ func serve(name string, o options) error {
 		running.addr = l.Addr().String()
 	}
 	answer(running.addr)
-	c := control{served: running, profile: func() (func(), error) { return profile(o.Profile, name) }, stop: func() {}}
+	c := control{served: running, profile: func() (func(), error) { return profile(o.Profile, name) }, stop: func() {}, moments: moments}
 	defer func() { c.stop() }()
 	return answerAll(c.do)
 }
@@ -42,6 +47,7 @@ type control struct {
 	churn   sync.Once
 	profile func() (stop func(), err error)
 	stop    func() // of the profile
+	moments func() []moment
 }
 
 func (c *control) do(words []string) (any, error) {
@@ -59,6 +65,10 @@ func (c *control) do(words []string) (any, error) {
 		return memoryUsed()
 	case "forget-peak":
 		return true, forgetPeak()
+	case "revision":
+		return c.revision(), nil
+	case "moments":
+		return c.moments(), nil
 	case "peak":
 		return peak()
 	case "change":

@@ -40,6 +40,8 @@ type served struct {
 	// confirmed reports whether all instances have confirmed what was committed; nil where
 	// nobody is told.
 	confirmed func() (bool, error)
+	// revision of the newest commit; nil where it is not known.
+	revision func() int64
 	// addr, if set, is where the system listens instead of on the listener it was given.
 	addr string
 	// dir, if set, is removed at the end.

@@ -21,9 +21,12 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/policyd/policyd/sdk/go/reconnect"
 )
 
 // instance speaks just enough gRPC to hold one stream: ten thousand of them must cost less
@@ -72,44 +75,45 @@ func readRaw(c net.Conn, size int, s *slot) {
 
 // rejoin says how instances come back, and what it was like.
 type rejoin struct {
-	jitter, resume bool
-	spread         atomic.Int64 // longest wait of an instance
-	refused        atomic.Int64
+	// share, in [0, 1), is that of the SDK's own wait before each stream; nil: no own waits.
+	share   func() float64
+	resume  bool
+	spread  atomic.Int64 // longest wait of an instance
+	refused atomic.Int64
+	failed  atomic.Int64 // attempts that found nobody
 }
 
-// Bounds of an SDK's wait between two streams.
-const (
-	firstWait   = time.Second
-	longestWait = 30 * time.Second
-)
-
-// join opens a stream, as often as it is refused, and returns when the instance is up to
-// date. With jitter it waits as the SDKs do: a random share of a limit that doubles, and
-// what a refusal asks for; without, only the latter.
+// join opens a stream, as often as it takes, and returns when the instance is up to date. It
+// waits as the SDK does, by the SDK's own code, each time on a new connection.
 func (in *instance) join(r *rejoin) error {
-	in.conn = nil
+	end := reconnect.Ended{Err: io.EOF}
+	var own reconnect.Wait
 	var waited time.Duration
-	for limit := firstWait; ; limit = min(2*limit, longestWait) {
-		if r.jitter {
-			wait := rand.N(limit)
+	for {
+		switch {
+		case r.share != nil:
+			wait := own.After(end, r.share)
 			waited += wait
 			time.Sleep(wait)
+		case status.Code(end.Err) == codes.ResourceExhausted:
+			time.Sleep(own.After(end, func() float64 { return 0 }))
 		}
+		in.conn = nil
 		err := in.open(r.resume)
-		var no *refusal
-		if errors.As(err, &no) {
+		switch {
+		case err == nil:
+			for old := r.spread.Load(); int64(waited) > old && !r.spread.CompareAndSwap(old, int64(waited)); {
+				old = r.spread.Load()
+			}
+			return nil
+		case status.Code(err) == codes.ResourceExhausted:
 			r.refused.Add(1)
-			waited += no.wait
-			time.Sleep(no.wait)
-			continue
-		}
-		if err != nil {
+		case r.share == nil:
 			return err
+		default:
+			r.failed.Add(1)
 		}
-		for old := r.spread.Load(); int64(waited) > old && !r.spread.CompareAndSwap(old, int64(waited)); {
-			old = r.spread.Load()
-		}
-		return nil
+		end.Err = err
 	}
 }
 
@@ -133,25 +137,21 @@ func (m meter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// open starts a stream, on a connection of its own or on the one it has, and returns when
-// it is served; the rest is read by a goroutine.
+// open starts a stream on a connection of its own and returns when it is served; the rest is
+// read by a goroutine.
 func (in *instance) open(resume bool) error {
 	var head bytes.Buffer
-	if in.conn == nil {
-		conn, err := dial(in.l.addr, in.id)
-		if err != nil {
-			return err
-		}
-		in.conn, in.stream, in.bytes, in.buf, in.unread = conn, 1, 0, nil, 0
-		in.framer = http2.NewFramer(conn, bufio.NewReaderSize(meter{conn, &in.bytes}, 4<<10))
-		in.framer.SetReuseFrames()
-		in.framer.ReadMetaHeaders = hpack.NewDecoder(4<<10, nil)
-		head.WriteString(http2.ClientPreface)
-		if err := http2.NewFramer(&head, nil).WriteSettings(); err != nil {
-			return err
-		}
-	} else {
-		in.stream += 2
+	conn, err := dial(in.l.addr, in.id)
+	if err != nil {
+		return err
+	}
+	in.conn, in.stream, in.bytes, in.buf, in.unread = conn, 1, 0, nil, 0
+	in.framer = http2.NewFramer(conn, bufio.NewReaderSize(meter{conn, &in.bytes}, 4<<10))
+	in.framer.SetReuseFrames()
+	in.framer.ReadMetaHeaders = hpack.NewDecoder(4<<10, nil)
+	head.WriteString(http2.ClientPreface)
+	if err := http2.NewFramer(&head, nil).WriteSettings(); err != nil {
+		return err
 	}
 	in.served = false
 	if err := in.call(&head, resume); err != nil {
@@ -159,11 +159,7 @@ func (in *instance) open(resume bool) error {
 	}
 	for !in.served {
 		if err := in.step(); err != nil {
-			var no *refusal
-			if !errors.As(err, &no) {
-				_ = in.conn.Close()
-				in.conn = nil
-			}
+			_ = in.conn.Close()
 			return err
 		}
 	}
@@ -318,13 +314,6 @@ func (in *instance) take(data []byte) error {
 	return nil
 }
 
-// refusal is a stream that the server wants later.
-type refusal struct{ wait time.Duration }
-
-func (r *refusal) Error() string { return fmt.Sprintf("refused, come back in %v", r.wait) }
-
-const resourceExhausted = "8"
-
 func ending(f *http2.MetaHeadersFrame) error {
 	var code, text, details string
 	for _, h := range f.Fields {
@@ -337,7 +326,7 @@ func ending(f *http2.MetaHeadersFrame) error {
 			details = h.Value
 		}
 	}
-	if code != resourceExhausted {
+	if details == "" {
 		return fmt.Errorf("stream ended with status %s: %s", code, text)
 	}
 	raw, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(details, "="))
@@ -348,11 +337,5 @@ func ending(f *http2.MetaHeadersFrame) error {
 	if err := proto.Unmarshal(raw, &st); err != nil {
 		return err
 	}
-	for _, d := range st.GetDetails() {
-		var info errdetails.RetryInfo
-		if d.UnmarshalTo(&info) == nil {
-			return &refusal{wait: info.GetRetryDelay().AsDuration()}
-		}
-	}
-	return errors.New("refused without a time to come back")
+	return status.ErrorProto(&st)
 }

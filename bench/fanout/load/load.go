@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -157,24 +158,45 @@ func (l *Loader) connectRaw(size int) error {
 
 // Return is what the return of all instances was like.
 type Return struct {
-	Took    time.Duration // until the last one was up to date
-	Spread  time.Duration // the longest that an instance waited of its own will
+	InForce []int64       // when each instance was up to date, in nanoseconds of Unix
+	Spread  time.Duration // the longest that an instance waited of its own will, or as it was asked to
 	Refused int64
+	Failed  int64
 	Bytes   int64 // that the server sent, all in all
 }
 
-// Rejoin cuts all connections at once and lets the instances come back: with the SDK's jitter
-// or at once, with what they hold as resume point or from nothing.
-func (l *Loader) Rejoin(jitter, resume bool) (*Return, error) {
+// Rejoin cuts all connections at once and lets the instances come back without a wait of their
+// own, with what they hold as resume point or from nothing.
+func (l *Loader) Rejoin(resume bool) (*Return, error) {
 	for _, in := range l.instances {
 		in.cut()
 	}
-	r := &rejoin{jitter: jitter, resume: resume}
-	start := time.Now()
-	if err := l.together(len(l.instances), func(in *instance) error { return in.join(r) }); err != nil {
+	return l.back(&rejoin{resume: resume})
+}
+
+// Survive waits until the server has cut all connections, and lets the instances come back
+// with the waits of the SDK: random ones, or each in the middle of what they are drawn from.
+func (l *Loader) Survive(spread bool) (*Return, error) {
+	r := &rejoin{resume: true, share: rand.Float64}
+	if !spread {
+		r.share = func() float64 { return 0.5 }
+	}
+	return l.back(r)
+}
+
+func (l *Loader) back(r *rejoin) (*Return, error) {
+	c := &Return{InForce: make([]int64, len(l.instances))}
+	err := l.together(len(l.instances), func(in *instance) error {
+		<-in.done
+		in.cut()
+		err := in.join(r)
+		c.InForce[in.id] = time.Now().UnixNano()
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
-	c := &Return{Took: time.Since(start), Spread: time.Duration(r.spread.Load()), Refused: r.refused.Load()}
+	c.Spread, c.Refused, c.Failed = time.Duration(r.spread.Load()), r.refused.Load(), r.failed.Load()
 	for _, in := range l.instances {
 		c.Bytes += in.greeting
 	}

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plot draws lines over the number of streams, as SVG.
+// Package plot draws lines over the number of streams, or over time, as SVG.
 package plot
 
 import (
 	"bytes"
 	"fmt"
+	"html"
 	"math"
 	"slices"
 )
@@ -28,29 +29,40 @@ type Line struct {
 type Panel struct {
 	Title string
 	Lines []Line
+	// Linear axes from 0, for what happens over time; else both are logarithmic and the x of
+	// points are marked.
+	Linear bool
 }
 
-// Draw puts two panels side by side over one legend.
-func Draw(left, right Panel) []byte {
-	width := 2*(marginLeft+panelWidth) + panelGap
-	height := marginTop + panelHeight + 50 + legendLine*((len(left.Lines)+1)/2) + 10
+// Draw puts panels side by side, two in a row, over one legend.
+func Draw(panels ...Panel) []byte {
+	const (
+		second    = marginLeft + panelWidth + panelGap
+		rowHeight = marginTop + panelHeight + 30
+	)
+	lines := panels[0].Lines
+	width, top := second+panelWidth+marginLeft, rowHeight*((len(panels)+1)/2)+20
+	height := top + legendLine*((len(lines)+1)/2) + 10
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">`+"\n", width, height)
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="#fff"/>`+"\n", width, height)
-	const second = marginLeft + panelWidth + panelGap
-	left.draw(&b, marginLeft)
-	right.draw(&b, second)
-	for i, l := range left.Lines {
-		x, y := []int{marginLeft, second}[i%2], marginTop+panelHeight+50+i/2*legendLine
-		fmt.Fprintf(&b, `<path d="M%d %dh24" stroke="%s" stroke-width="2.5"/><text x="%d" y="%d">%s</text>`+"\n", x, y-4, colour(i), x+32, y, l.Title)
+	for i, p := range panels {
+		fmt.Fprintf(&b, `<g transform="translate(0 %d)">`+"\n", i/2*rowHeight)
+		p.draw(&b, []int{marginLeft, second}[i%2])
+		b.WriteString("</g>\n")
+	}
+	for i, l := range lines {
+		x, y := []int{marginLeft, second}[i%2], top+i/2*legendLine
+		fmt.Fprintf(&b, `<path d="M%d %dh24" stroke="%s" stroke-width="2.5"/><text x="%d" y="%d">%s</text>`+"\n", x, y-4, colour(i), x+32, y, html.EscapeString(l.Title))
 	}
 	b.WriteString("</svg>\n")
 	return b.Bytes()
 }
 
-// draw uses logarithmic axes: in proportion is a straight line, and no line hides the others.
+// draw uses logarithmic axes where numbers of streams are compared: in proportion is a straight
+// line, and no line hides the others.
 func (p Panel) draw(b *bytes.Buffer, left int) {
-	xs, ys := axis{low: math.Inf(1)}, axis{low: math.Inf(1)}
+	xs, ys := axis{low: math.Inf(1), linear: p.Linear}, axis{low: math.Inf(1), linear: p.Linear}
 	var ns []float64
 	for _, l := range p.Lines {
 		for _, at := range l.Points {
@@ -60,6 +72,9 @@ func (p Panel) draw(b *bytes.Buffer, left int) {
 				ns = append(ns, at[0])
 			}
 		}
+	}
+	if p.Linear {
+		ns = xs.ticks()
 	}
 	place := func(x, y float64) (float64, float64) {
 		return float64(left) + xs.share(x)*panelWidth, marginTop + panelHeight*(1-ys.share(y))
@@ -78,17 +93,27 @@ func (p Panel) draw(b *bytes.Buffer, left int) {
 		for j, at := range l.Points {
 			px, py := place(at[0], at[1])
 			fmt.Fprintf(&d, "%c%.1f %.1f", "ML"[min(j, 1)], px, py)
+			if p.Linear {
+				continue
+			}
 			fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>`+"\n", px, py, colour(i))
 		}
 		fmt.Fprintf(b, `<path d="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", d.String(), colour(i))
 	}
 }
 
-// axis is a logarithmic one.
-type axis struct{ low, high float64 }
+// axis is a logarithmic one, or a linear one from 0.
+type axis struct {
+	low, high float64
+	linear    bool
+}
 
 // include takes a value; what is not above 0 has no place and counts as very small.
 func (a *axis) include(v float64) {
+	if a.linear {
+		a.low, a.high = 0, max(a.high, v)
+		return
+	}
 	v = max(v, 0.1)
 	a.low, a.high = min(a.low, v), max(a.high, v)
 }
@@ -96,12 +121,28 @@ func (a *axis) include(v float64) {
 // share of the axis at which a value stands, with some room at both ends.
 func (a *axis) share(v float64) float64 {
 	const room = 1.15
+	if a.linear {
+		return v / (a.high * room)
+	}
 	low, high := math.Log(a.low/room), math.Log(a.high*room)
 	return (math.Log(max(v, 0.1)) - low) / (high - low)
 }
 
-// ticks are 1, 2 and 5 times powers of ten.
+// ticks are 1, 2 and 5 times powers of ten; of a linear axis, multiples of one of them.
 func (a *axis) ticks() (list []float64) {
+	if a.linear {
+		if a.high <= 0 {
+			return nil
+		}
+		step := math.Pow(10, math.Floor(math.Log10(a.high)))
+		for a.high/step < 4 {
+			step /= 2
+		}
+		for t := 0.0; t <= a.high; t += step {
+			list = append(list, t)
+		}
+		return list
+	}
 	for power := math.Pow(10, math.Floor(math.Log10(a.low))); power <= a.high; power *= 10 {
 		for _, m := range []float64{1, 2, 5} {
 			if t := m * power; t >= a.low && t <= a.high {
