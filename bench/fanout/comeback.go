@@ -11,28 +11,14 @@ import (
 
 	"github.com/policyd/policyd/bench/fanout/load"
 	"github.com/policyd/policyd/bench/fanout/payload"
-	"github.com/policyd/policyd/bench/fanout/plot"
+	"github.com/policyd/policyd/bench/fanout/results"
 )
 
 // acceptDefault is policyd's own limit of streams per second.
 const acceptDefault = 2000
 
-// comeback is what it was like when a server was killed and started again.
-type comeback struct {
-	System, How string
-	N           int
-	Killed      int64    // in nanoseconds of Unix, as all times here
-	Moments     []moment // of the new process
-	InForce     []int64  // when each instance was up to date
-}
-
-// moment is what a server was like at one time.
-type moment struct {
-	At       int64
-	Accepted int64 // connections so far
-	RSS      int64
-	CPU      time.Duration // so far
-}
+// comeback is one that is under way.
+type comeback struct{ results.Comeback }
 
 // counting counts the connections that it accepts.
 type counting struct {
@@ -54,15 +40,15 @@ const (
 )
 
 // watchSelf looks at this process for a minute.
-func watchSelf(l *counting) func() []moment {
+func watchSelf(l *counting) func() []results.Moment {
 	var mu sync.Mutex
-	var all []moment
+	var all []results.Moment
 	look := func() {
 		rss, _ := statusBytes("VmRSS:") // 0 shows in the plot
 		cpu, _ := cpuTime()
 		mu.Lock()
 		defer mu.Unlock()
-		all = append(all, moment{time.Now().UnixNano(), l.accepted.Load(), rss, cpu})
+		all = append(all, results.Moment{At: time.Now().UnixNano(), Accepted: l.accepted.Load(), RSS: rss, CPU: cpu})
 	}
 	go func() {
 		tick := time.NewTicker(everyMoment)
@@ -72,10 +58,10 @@ func watchSelf(l *counting) func() []moment {
 			<-tick.C
 		}
 	}()
-	return func() []moment {
+	return func() []results.Moment {
 		mu.Lock()
 		defer mu.Unlock()
-		return append([]moment(nil), all...)
+		return append([]results.Moment(nil), all...)
 	}
 }
 
@@ -86,11 +72,11 @@ var spreads = []struct{ word, title string }{{"spread", "the SDK's waits"}, {"ev
 func reconnect(r *report, system string, o options) error {
 	o.Accept = acceptDefault
 	for _, how := range spreads {
-		c := comeback{System: system, How: how.title, N: o.Streams}
+		c := comeback{results.Comeback{System: system, How: how.title, N: o.Streams}}
 		if err := c.run(r, how.word, o); err != nil {
 			return fmt.Errorf("%s: %w", how.title, err)
 		}
-		r.Comebacks = append(r.Comebacks, c)
+		r.Comebacks = append(r.Comebacks, c.Comeback)
 	}
 	return nil
 }
@@ -149,21 +135,21 @@ func (c *comeback) note(r *report, ret *load.Return, memory float64) {
 	if c.How == spreads[0].title {
 		within = 1.5
 	}
-	f := figure{Scenario: "server killed and started again, " + c.How, System: c.System, N: c.N}
+	f := results.Figure{Scenario: "server killed and started again, " + c.How, System: c.System, N: c.N}
 	f.What, f.Value, f.Unit = "all in force after", took, "s"
-	r.note(f, 0)
+	r.Note(f, 0)
 	f.What, f.Value = "longest that one waited of its own or as asked", ret.Spread.Seconds()
-	r.note(f, 0)
+	r.Note(f, 0)
 	f.What, f.Value, f.Unit = "ratio of the two", took/ret.Spread.Seconds(), "×"
-	r.note(f, within)
+	r.Note(f, within)
 	f.What, f.Value, f.Unit = "attempts that found nobody", float64(ret.Failed), ""
-	r.note(f, 0)
+	r.Note(f, 0)
 	f.What, f.Value = "streams refused for now", float64(ret.Refused)
-	r.note(f, 0)
-	f.What, f.Value, f.Unit = "most connections accepted in 0.1 s", c.mostAccepted(), ""
-	r.note(f, 0)
+	r.Note(f, 0)
+	f.What, f.Value, f.Unit = "most connections accepted in 0.1 s", c.MostAccepted(), ""
+	r.Note(f, 0)
 	f.What, f.Value, f.Unit = "highest RSS of the server ÷ steady", memory, "×"
-	r.note(f, within)
+	r.Note(f, within)
 }
 
 func maxOf(all []int64) (most int64) {
@@ -171,58 +157,4 @@ func maxOf(all []int64) (most int64) {
 		most = max(most, v)
 	}
 	return most
-}
-
-func (c *comeback) mostAccepted() (most float64) {
-	for i := 1; i < len(c.Moments); i++ {
-		most = max(most, float64(c.Moments[i].Accepted-c.Moments[i-1].Accepted))
-	}
-	return most
-}
-
-// since is a time after the kill, in seconds.
-func (c *comeback) since(at int64) float64 { return float64(at-c.Killed) / float64(time.Second) }
-
-// plotComebacks draws those of the largest number of streams.
-func (r *report) plotComebacks() []byte {
-	panels := []plot.Panel{
-		{Title: "connections accepted per second"},
-		{Title: "instances with the policy in force"},
-		{Title: "memory of the server, MB"},
-		{Title: "CPU of the server, cores"},
-	}
-	for i := range panels {
-		panels[i].Linear = true
-	}
-	n := 0
-	for _, c := range r.Comebacks {
-		n = max(n, c.N)
-	}
-	for _, c := range r.Comebacks {
-		if c.N != n {
-			continue
-		}
-		for i, points := range c.lines() {
-			panels[i].Lines = append(panels[i].Lines, plot.Line{Title: c.System + ", " + c.How, Points: points})
-		}
-	}
-	return plot.Draw(panels...)
-}
-
-func (c *comeback) lines() (l [4][][2]float64) {
-	for i := 1; i < len(c.Moments); i++ {
-		m, before := c.Moments[i], c.Moments[i-1]
-		x, took := c.since(m.At), float64(m.At-before.At)
-		back := 0
-		for _, at := range c.InForce {
-			if at <= m.At {
-				back++
-			}
-		}
-		l[0] = append(l[0], [2]float64{x, float64(m.Accepted-before.Accepted) / took * float64(time.Second)})
-		l[1] = append(l[1], [2]float64{x, float64(back)})
-		l[2] = append(l[2], [2]float64{x, float64(m.RSS) / (1 << 20)})
-		l[3] = append(l[3], [2]float64{x, float64(m.CPU-before.CPU) / took})
-	}
-	return l
 }

@@ -7,6 +7,7 @@
 //	go run ./fanout -n 1000                                     one table
 //	go run ./fanout -n 1000,5000,10000,19000 -out DIR           tables, JSON and plots
 //	go run ./fanout -n 10000 -systems none -scenarios all       policyd in hard moments
+//	go run ./fanout -n 1000,5000,10000 -turns 2 -rounds 10 -scenarios all -transport policyd,policyd-lean -write ../docs/performance.md
 //
 // Server and load are processes of their own, N streams are N connections. The load side is
 // the same for all: one HTTP/2 client that speaks each system's messages, and one place
@@ -26,6 +27,7 @@ import (
 	"time"
 
 	"github.com/policyd/policyd/bench/fanout/payload"
+	"github.com/policyd/policyd/bench/fanout/results"
 )
 
 // options hold for server and load.
@@ -46,6 +48,16 @@ type options struct {
 // acceptAll keeps the limit of new streams out of what is not about it.
 const acceptAll = 50_000
 
+// mostInScenarios is the number of streams that the goals of scenarios name.
+const mostInScenarios = 10_000
+
+// pause is how long to wait after a change until the next one: policyd gathers edits that
+// follow each other closely, the longer the more streams there are.
+func (o *options) pause() time.Duration {
+	const perStream, most = 130 * time.Microsecond, 2100 * time.Millisecond
+	return max(o.Pause, min(time.Duration(o.Streams)*perStream, most))
+}
+
 // job is what a child process is told to do.
 type job struct {
 	Role, System, Addr string
@@ -65,11 +77,13 @@ func mainErr() error {
 	flag.IntVar(&o.Rounds, "rounds", 15, "changes per turn")
 	flag.IntVar(&o.Turns, "turns", 3, "turns of each system; systems take turns")
 	flag.IntVar(&o.Size, "size", 1000, "bytes of the document that changes")
-	flag.DurationVar(&o.Pause, "pause", 100*time.Millisecond, "between two changes")
+	flag.DurationVar(&o.Pause, "pause", 100*time.Millisecond, "between two changes, at the least: the time in which policyd gathers edits passes too")
 	flag.StringVar(&o.Profile, "profile", "", "write CPU profiles of the servers, while changes go out, to files that start so")
 	chosen := flag.String("systems", "all", "comma-separated: all, none or "+strings.Join(names(), ", "))
 	scenarios := flag.String("scenarios", "none", "comma-separated: all, none or "+strings.Join(scenarioNames(), ", "))
-	carrier := flag.String("transport", hub, "what scenarios run on: "+hub+" or "+lean)
+	carrier := flag.String("transport", hub, "comma-separated, what scenarios run on: "+hub+", "+lean)
+	hardAt := flag.Int("scenarios-n", 0, "number of streams in scenarios; 0: the largest of -n up to 10000, or the smallest")
+	write := flag.String("write", "", "put the tables into this Markdown file, between its marks, and the plots beside it")
 	asJSON := flag.Bool("json", false, "print JSON instead of tables")
 	out := flag.String("out", "", "directory for fanout.json, fanout.txt and the plots")
 	child := flag.String("child", "", "internal: the job of a child process")
@@ -97,25 +111,40 @@ func mainErr() error {
 	if err != nil {
 		return err
 	}
-	if *carrier != hub && *carrier != lean {
-		return fmt.Errorf("-transport %s: scenarios run on %s or %s", *carrier, hub, lean)
+	carriers, err := choose(*carrier, []string{hub, lean})
+	if err != nil {
+		return err
+	}
+	if *hardAt == 0 {
+		*hardAt = slices.Min(ns)
+		for _, n := range ns {
+			if n <= mostInScenarios {
+				*hardAt = max(*hardAt, n)
+			}
+		}
 	}
 	o.Accept = acceptAll
-	r := newReport(o)
+	r := &report{results.New(o.Size, o.Turns, o.Rounds, o.Pause)}
 	for _, n := range ns {
 		o.Streams = n
-		err = errors.Join(r.measure(systems, hard, *carrier, o), r.save(*out))
-		if err != nil {
+		if err = errors.Join(r.compare(systems, o), r.Save(*out)); err != nil {
 			break // what there is, is shown
 		}
 	}
+	if err == nil {
+		o.Streams = *hardAt
+		err = errors.Join(r.measure(hard, carriers, o), r.Save(*out))
+	}
+	if err == nil && *write != "" {
+		return r.Into(*write)
+	}
 	if !*asJSON {
-		r.print(os.Stdout)
+		r.Print(os.Stdout)
 		return err
 	}
 	e := json.NewEncoder(os.Stdout)
 	e.SetIndent("", "  ")
-	return errors.Join(err, e.Encode(r))
+	return errors.Join(err, e.Encode(r.Report))
 }
 
 func (j job) do() error {

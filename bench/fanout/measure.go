@@ -149,7 +149,7 @@ func (s *sample) turn(system string, o options) error {
 			return err
 		}
 		s.confirmed = append(s.confirmed, float64(took)/float64(time.Millisecond))
-		time.Sleep(o.Pause)
+		time.Sleep(o.pause())
 	}
 	if err := b.server.ask("cpu", &after); err != nil {
 		return err

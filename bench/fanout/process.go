@@ -130,9 +130,6 @@ func memoryUsed() (m memory, err error) {
 	return m, err
 }
 
-// forgetPeak makes the highest resident size start anew.
-func forgetPeak() error { return os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
-
 func peak() (int64, error) { return statusBytes("VmHWM:") }
 
 func statusBytes(key string) (int64, error) {
@@ -148,13 +145,4 @@ func statusBytes(key string) (int64, error) {
 		}
 	}
 	return 0, fmt.Errorf("no %s in /proc/self/status", key)
-}
-
-func loadAverage() string {
-	b, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "unknown"
-	}
-	first, _, _ := strings.Cut(string(b), " ")
-	return first
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/policyd/policyd/bench/fanout/load"
 	"github.com/policyd/policyd/bench/fanout/payload"
+	"github.com/policyd/policyd/bench/fanout/results"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -27,13 +28,16 @@ type scenario struct {
 	run  func(r *report, system string, o options) error
 }
 
+// aloneScenario has no streams.
+const aloneScenario = "start"
+
 func scenarios() []scenario {
 	return []scenario{
 		{"burst", burst},
 		{"switch", switchAmongEdits},
 		{"reconnect", reconnect},
 		{"resume", resume},
-		{"start", startWithPolicies},
+		{aloneScenario, startWithPolicies},
 	}
 }
 
@@ -55,14 +59,6 @@ func (r *report) endure(name, system string, o options) error {
 	return fmt.Errorf("no scenario %q", name)
 }
 
-// note takes a figure; a limit of 0 is none.
-func (r *report) note(f figure, limit float64) {
-	if limit > 0 {
-		f.Goal, f.Missed = fmt.Sprintf("≤ %.4g", limit), f.Value > limit
-	}
-	r.Figures = append(r.Figures, f)
-}
-
 // burst is 100 edits back to back: how long until the last of them is everywhere.
 func burst(r *report, system string, o options) error {
 	b, err := setUp(system, o)
@@ -81,7 +77,7 @@ func burst(r *report, system string, o options) error {
 		if _, err := b.settle(got); err != nil {
 			return err
 		}
-		time.Sleep(o.Pause)
+		time.Sleep(o.pause())
 		var before, after time.Duration
 		if err := b.server.ask("cpu", &before); err != nil {
 			return err
@@ -97,15 +93,15 @@ func burst(r *report, system string, o options) error {
 		if _, err := b.settle(got); err != nil {
 			return err
 		}
-		time.Sleep(o.Pause)
+		time.Sleep(o.pause())
 	}
-	f := figure{Scenario: "burst of 100 edits", System: system, N: o.Streams}
+	f := results.Figure{Scenario: "burst of 100 edits", System: system, N: o.Streams}
 	f.What, f.Value, f.Unit = "p99, one edit alone", median(alone.P99), "ms"
-	r.note(f, 0)
+	r.Note(f, 0)
 	f.What, f.Value = "p99, last edit of the burst", median(last.P99)
-	r.note(f, 0)
+	r.Note(f, 0)
 	f.What, f.Value, f.Unit = "server CPU of a burst, per edit and stream", float64(cpu.Microseconds())/float64(o.Rounds*o.Streams*100), "µs"
-	r.note(f, 0)
+	r.Note(f, 0)
 	return nil
 }
 
@@ -129,7 +125,7 @@ func switchAmongEdits(r *report, system string, o options) error {
 			} else if _, err := b.settle(got); err != nil {
 				return t, err
 			}
-			time.Sleep(o.Pause)
+			time.Sleep(o.pause())
 		}
 		return t, nil
 	}
@@ -145,13 +141,13 @@ func switchAmongEdits(r *report, system string, o options) error {
 	if err != nil {
 		return err
 	}
-	f := figure{Scenario: "kill switch", System: system, N: o.Streams, Unit: "ms"}
+	f := results.Figure{Scenario: "kill switch", System: system, N: o.Streams, Unit: "ms"}
 	f.What, f.Value = "p99 alone", median(alone.P99)
-	r.note(f, 0)
+	r.Note(f, 0)
 	f.What, f.Value = "p99 during 100 edits/s", median(among.P99)
-	r.note(f, 0)
+	r.Note(f, 0)
 	f.What, f.Value, f.Unit = "ratio of the two", median(among.P99)/median(alone.P99), "×"
-	r.note(f, 1.2)
+	r.Note(f, 1.2)
 	return nil
 }
 
@@ -167,7 +163,7 @@ func resume(r *report, system string, o options) error {
 		if err := b.load.ask("rejoin "+how, &c); err != nil {
 			return err
 		}
-		f := figure{
+		f := results.Figure{
 			Scenario: "reconnect with nothing changed", System: system, N: o.Streams,
 			What:  "bytes per stream, " + map[string]string{"resume": "resumed", "anew": "from nothing"}[how],
 			Value: b.perStream(c.Bytes), Unit: "B, HTTP/2 included",
@@ -176,7 +172,7 @@ func resume(r *report, system string, o options) error {
 		if how == "resume" {
 			limit = 200
 		}
-		r.note(f, limit)
+		r.Note(f, limit)
 	}
 	return nil
 }
@@ -204,13 +200,13 @@ func startWithPolicies(r *report, _ string, o options) error {
 			of[i] = append(of[i], took.Seconds())
 		}
 	}
-	f := figure{Scenario: "start with 10,000 policies", System: whole, Unit: "s"}
+	f := results.Figure{Scenario: "start with 10,000 policies", System: whole, Unit: "s"}
 	f.What, f.Value = "policyd ready", median(of[0])
-	r.note(f, 0)
+	r.Note(f, 0)
 	f.What, f.Value = "its etcd alone", median(of[1])
-	r.note(f, 0)
+	r.Note(f, 0)
 	f.What, f.Value = "difference", median(of[0])-median(of[1])
-	r.note(f, 2)
+	r.Note(f, 2)
 	return nil
 }
 

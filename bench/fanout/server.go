@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/policyd/policyd/bench/fanout/payload"
+	"github.com/policyd/policyd/bench/fanout/results"
 )
 
 // serve runs a system and does what the parent asks for.
@@ -47,7 +48,7 @@ type control struct {
 	churn   sync.Once
 	profile func() (stop func(), err error)
 	stop    func() // of the profile
-	moments func() []moment
+	moments func() []results.Moment
 }
 
 func (c *control) do(words []string) (any, error) {
@@ -63,8 +64,6 @@ func (c *control) do(words []string) (any, error) {
 		return cpuTime()
 	case "memory":
 		return memoryUsed()
-	case "forget-peak":
-		return true, forgetPeak()
 	case "revision":
 		return c.revision(), nil
 	case "moments":

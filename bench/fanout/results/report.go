@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package results keeps what a run found, and writes it as text, Markdown, JSON and plots.
+package results
 
 import (
 	"encoding/json"
@@ -17,15 +18,15 @@ import (
 	"github.com/policyd/policyd/bench/fanout/plot"
 )
 
-// report is everything that a run found.
-type report struct {
-	Conditions conditions
-	Rows       []row
-	Figures    []figure
-	Comebacks  []comeback `json:",omitempty"`
+// Report is everything that a run found.
+type Report struct {
+	Conditions Conditions
+	Rows       []Row
+	Figures    []Figure
+	Comebacks  []Comeback `json:",omitempty"`
 }
 
-type conditions struct {
+type Conditions struct {
 	Date             string
 	Go               string
 	Kernel           string
@@ -41,13 +42,13 @@ type conditions struct {
 	MemoryIsMeasured string
 }
 
-// row is a system at one number of streams. Times are medians over all changes, the rest
+// Row is a system at one number of streams. Times are medians over all changes, the rest
 // medians over the turns.
-type row struct {
+type Row struct {
 	System, Title   string
 	N               int
-	Received        ms
-	Applied         *ms `json:",omitempty"`
+	Received        MS
+	Applied         *MS `json:",omitempty"`
 	TimesFloor      float64
 	Confirmed       float64 // ms until the server knew it of all; 0: it is not told
 	CPU             float64 // µs of the server per delivery, confirmation included
@@ -57,10 +58,10 @@ type row struct {
 	EveryAppliedP99 []float64 `json:",omitempty"`
 }
 
-type ms struct{ P50, P99, Max float64 }
+type MS struct{ P50, P99, Max float64 }
 
-// figure is what a scenario measured.
-type figure struct {
+// Figure is what a scenario measured.
+type Figure struct {
 	Scenario, System string
 	N                int
 	What             string
@@ -70,12 +71,12 @@ type figure struct {
 	Missed           bool   `json:",omitempty"`
 }
 
-func newReport(o options) *report {
-	r := &report{Conditions: conditions{
+func New(size, turns, rounds int, pause time.Duration) *Report {
+	r := &Report{Conditions: Conditions{
 		Date: time.Now().UTC().Format(time.RFC3339),
 		Go:   runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH, Cores: runtime.NumCPU(),
-		Versions: make(map[string]string), PayloadBytes: o.Size, Turns: o.Turns, Rounds: o.Rounds, Pause: o.Pause.String(),
-		LoadBefore:       loadAverage(),
+		Versions: make(map[string]string), PayloadBytes: size, Turns: turns, Rounds: rounds, Pause: pause.String(),
+		LoadBefore:       LoadAverage(),
 		ServerAndLoad:    "two processes on the same cores, loopback",
 		CommitIsTakenAt:  "before the call that makes the change known to the system",
 		MemoryIsMeasured: "resident size of the server, without the kernel's socket buffers",
@@ -94,65 +95,8 @@ func newReport(o options) *report {
 	return r
 }
 
-// measure takes systems, and policyd in hard moments, at one number of streams.
-func (r *report) measure(systems, scenarios []string, carrier string, o options) error {
-	defer func() { r.Conditions.LoadAfter = loadAverage() }()
-	if err := r.compare(systems, o); err != nil {
-		return err
-	}
-	for _, name := range scenarios {
-		if err := r.endure(name, carrier, o); err != nil {
-			return fmt.Errorf("scenario %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// compare measures systems at one number of streams. They take turns, so that what else the
-// machine does meets all of them.
-func (r *report) compare(chosen []string, o options) error {
-	samples := make(map[string]*sample)
-	for turn := range o.Turns {
-		for _, name := range chosen {
-			progress("%d streams, turn %d of %d: %s", o.Streams, turn+1, o.Turns, name)
-			if samples[name] == nil {
-				samples[name] = &sample{}
-			}
-			if err := samples[name].turn(name, o); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-		}
-	}
-	for _, name := range chosen {
-		s, base := samples[name], samples[floor]
-		sys, err := find(name)
-		if err != nil {
-			return err
-		}
-		x := row{
-			System: name, Title: sys.title, N: o.Streams, Received: s.received.medians(),
-			TimesFloor: median(s.received.P99) / median(base.received.P99),
-			Confirmed:  median(s.confirmed),
-			CPU:        median(s.cpu) / 1000, CPUTimesFloor: median(s.cpu) / median(base.cpu),
-			HeldKB: median(s.held) / 1024, AsIsKB: median(s.now) / 1024,
-			EveryP99Of: s.received.P99, EveryAppliedP99: s.applied.P99,
-		}
-		if len(s.applied.P99) > 0 {
-			m := s.applied.medians()
-			x.Applied = &m
-		}
-		r.Rows = append(r.Rows, x)
-	}
-	return nil
-}
-
-func progress(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "fanout: "+format+"\n", args...)
-}
-
-func (t *times) medians() ms { return ms{median(t.P50), median(t.P99), median(t.Max)} }
-
-func (r *report) print(w io.Writer) {
+// Print writes tables for a terminal.
+func (r *Report) Print(w io.Writer) {
 	c := r.Conditions
 	fmt.Fprintf(w, "%s, %s, Linux %s, %d cores (%s)\n", c.Date, c.Go, c.Kernel, c.Cores, c.ServerAndLoad)
 	for path, version := range c.Versions {
@@ -189,8 +133,8 @@ func (r *report) print(w io.Writer) {
 	_ = t.Flush()
 }
 
-// save writes what there is so far to a directory; "" is none.
-func (r *report) save(dir string) error {
+// Save writes what there is so far to a directory; "" is none.
+func (r *Report) Save(dir string) error {
 	if dir == "" {
 		return nil
 	}
@@ -202,14 +146,9 @@ func (r *report) save(dir string) error {
 		return err
 	}
 	var text strings.Builder
-	r.print(&text)
-	files := map[string][]byte{"fanout.json": b, "fanout.txt": []byte(text.String())}
-	if len(r.Rows) > 0 {
-		files["fanout.svg"] = r.plot()
-	}
-	if len(r.Comebacks) > 0 {
-		files["reconnect.svg"] = r.plotComebacks()
-	}
+	r.Print(&text)
+	files := r.plots()
+	files["fanout.json"], files["fanout.txt"] = b, []byte(text.String())
 	for name, content := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
 			return err
@@ -218,8 +157,20 @@ func (r *report) save(dir string) error {
 	return nil
 }
 
+// plots are the diagrams that there is something for, by name of file.
+func (r *Report) plots() map[string][]byte {
+	files := make(map[string][]byte)
+	if len(r.Rows) > 0 {
+		files["fanout.svg"] = r.plot()
+	}
+	if len(r.Comebacks) > 0 {
+		files["reconnect.svg"] = r.plotComebacks()
+	}
+	return files
+}
+
 // plot draws p99 and memory over the number of streams.
-func (r *report) plot() []byte {
+func (r *Report) plot() []byte {
 	latency := plot.Panel{Title: "p99 from commit to received, ms"}
 	memory := plot.Panel{Title: "memory of the server per idle stream, KB"}
 	at := make(map[string]int)
@@ -235,4 +186,22 @@ func (r *report) plot() []byte {
 		memory.Lines[i].Points = append(memory.Lines[i].Points, [2]float64{float64(x.N), x.HeldKB})
 	}
 	return plot.Draw(latency, memory)
+}
+
+// LoadAverage of the machine over the last minute.
+func LoadAverage() string {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	first, _, _ := strings.Cut(string(b), " ")
+	return first
+}
+
+// Note takes a figure; a limit of 0 is none.
+func (r *Report) Note(f Figure, limit float64) {
+	if limit > 0 {
+		f.Goal, f.Missed = fmt.Sprintf("≤ %.4g", limit), f.Value > limit
+	}
+	r.Figures = append(r.Figures, f)
 }
