@@ -58,8 +58,9 @@ func TestRelay_passes_documents_on_that_it_does_not_know(t *testing.T) {
 	c.Document = protowire.AppendTag(c.Document, 1000, protowire.BytesType)
 	c.Document = protowire.AppendString(c.Document, "of a later version")
 	broken := policy.Change{Key: "policies/shop/x", Scope: "shop/x", Document: []byte{0xff, 0xff}}
-	r.commit(c, broken)
+	last := r.commit(c, broken)
 	n := startRelay(t, t.TempDir(), r.addr).ready(t)
+	eventually(t, "the relay has it", func() bool { return n.Standing().Revision == last })
 
 	view := n.View()
 	require.Contains(t, view.Policies, engine.Scope("shop"))
