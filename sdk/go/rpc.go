@@ -140,7 +140,7 @@ func (x *rpc) ready(ctx context.Context, m *mark, s *sent, stream bool) seam.Att
 		Replay: !x.quiet && !x.passive && int(m.number) < x.tries,
 	}
 	if x.marks() {
-		a.Baggage = func(values []string) (string, bool) { return marks.Mark(values, a.Number) }
+		a.Baggage = marks.Mark
 	}
 	if s.timer != nil {
 		a.Arrived = s.timer.Stop
@@ -165,11 +165,18 @@ func (x *rpc) conclude(r *seam.Result) (bool, error) {
 		x.attempt = x.next(x.ctx)
 		return true, nil
 	}
-	var e *Error
-	if r.Lost && errors.As(err, &e) && e.Code == CodeBody {
-		e.why.text = "more was sent than is kept for a repeat"
+	if r.Lost {
+		tooLong(err)
 	}
 	return false, err
+}
+
+// tooLong has an error say why what was sent cannot be sent again.
+func tooLong(err error) {
+	var e *Error
+	if errors.As(err, &e) && e.Code == CodeBody {
+		e.why.text = "more was sent than is kept for a repeat"
+	}
 }
 
 // Race returns how to hedge the attempt in progress, nil if it is not.

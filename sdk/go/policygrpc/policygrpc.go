@@ -106,10 +106,8 @@ func ClientDialOptions(c *policyd.Client) []grpc.DialOption {
 // its own retries multiply these. Safe for concurrent use.
 func UnaryClientInterceptor(c *policyd.Client) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		u := unary{call: newCall(ctx, c, method, cc), opts: newOptions(opts)}
-		err := u.run(req, reply, func(ctx context.Context, req, reply any, opts []grpc.CallOption) error { //nolint:contextcheck // the call holds ctx and makes each attempt's from it
-			return invoker(ctx, method, req, reply, cc, opts...)
-		})
+		u := unary{call: newCall(ctx, c, method, cc), method: method, cc: cc, invoke: invoker, opts: newOptions(opts)}
+		err := u.run(req, reply) //nolint:contextcheck // the call holds ctx and makes each attempt's from it
 		if err != nil {
 			err = left(ctx, err)
 		}

@@ -23,35 +23,36 @@ const (
 	baggageKey  = "baggage"
 )
 
-// unary is one unary call.
+// unary is one unary call. Whoever is given its options may keep them, so it is not used again.
 type unary struct {
-	call seam.Call
-	opts options
+	call   seam.Call
+	method string
+	cc     *grpc.ClientConn
+	invoke grpc.UnaryInvoker
+	opts   options
+	room   [4]grpc.CallOption // for those of most calls and two of ours
 	// of the last attempt
 	trailer metadata.MD
 	peer    peer.Peer
 }
 
-// invoker makes an attempt.
-type invoker func(ctx context.Context, req, reply any, opts []grpc.CallOption) error
-
 // run makes attempts until one is final. A panic, of an interceptor further in, is passed on
 // once the attempt is settled.
-func (u *unary) run(req, reply any, invoke invoker) error {
+func (u *unary) run(req, reply any) error {
 	if err := u.call.Begin(); err != nil {
 		return err
 	}
 	panicked := true
 	defer func() { u.call.Drop(panicked) }()
-	opts := append(u.opts.call[:len(u.opts.call):len(u.opts.call)], grpc.Trailer(&u.trailer), grpc.Peer(&u.peer))
+	opts := append(append(u.room[:0], u.opts.call...), grpc.Trailer(&u.trailer), grpc.Peer(&u.peer))
 	for {
 		var again bool
 		var err error
 		if race := u.call.Race(); race != nil && copyable(req, reply) {
-			again, err = u.race(race, req.(proto.Message), reply.(proto.Message), invoke)
+			again, err = u.race(race, req.(proto.Message), reply.(proto.Message))
 		} else {
 			a := u.call.Open(false)
-			again, err = u.call.Settle(result(invoke(outgoing(&a), req, reply, opts), u.trailer, &u.peer))
+			again, err = u.call.Settle(result(u.invoke(outgoing(&a), u.method, req, reply, u.cc, opts...), u.trailer, &u.peer))
 		}
 		if !again {
 			panicked = false
@@ -87,13 +88,13 @@ func copyable(req, reply any) bool {
 
 // race makes an attempt, and others beside it while it is slow. None touches the caller's
 // messages.
-func (u *unary) race(race seam.Race, in, out proto.Message, invoke invoker) (again bool, err error) {
+func (u *unary) race(race seam.Race, in, out proto.Message) (again bool, err error) {
 	of, again, err := race(func(a seam.Attempt) func() seam.Result {
 		ctx, req := outgoing(&a), proto.Clone(in)
 		got := &answer{reply: out.ProtoReflect().New().Interface()}
 		opts := append(u.opts.withoutResults(), grpc.Header(&got.header), grpc.Trailer(&got.trailer), grpc.Peer(&got.peer))
 		return func() seam.Result {
-			r := result(invoke(ctx, req, got.reply, opts), got.trailer, &got.peer)
+			r := result(u.invoke(ctx, u.method, req, got.reply, u.cc, opts...), got.trailer, &got.peer)
 			r.Own = got
 			return r
 		}
@@ -113,7 +114,7 @@ func outgoing(a *seam.Attempt) context.Context {
 	ctx := a.Context
 	if a.Baggage != nil {
 		md, _ := metadata.FromOutgoingContext(ctx)
-		if text, ok := a.Baggage(md.Get(baggageKey)); ok {
+		if text, ok := a.Baggage(md.Get(baggageKey), a.Number); ok {
 			md = md.Copy()
 			if md == nil {
 				md = metadata.MD{}

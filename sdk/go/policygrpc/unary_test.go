@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	policyd "github.com/policyd/policyd/sdk/go"
+	"github.com/policyd/policyd/sdk/go/policygrpc"
 )
 
 var errDown = status.Error(codes.Unavailable, "down for now")
@@ -481,4 +482,21 @@ spec: {match: {grpc: {method: /test.Echo/Unary}}, maxAttempts: 1, breaker: {per:
 			t.Error(err)
 		}
 	})
+}
+
+func TestUnary_that_succeeds_allocates_little(t *testing.T) {
+	c, err := policyd.New(policyd.WithCacheDir(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close(context.WithoutCancel(t.Context())) })
+	intercept := policygrpc.UnaryClientInterceptor(c)
+	invoke := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return nil }
+	if n := testing.AllocsPerRun(200, func() {
+		if err := intercept(t.Context(), unaryMethod, nil, nil, nil, invoke); err != nil {
+			t.Fatal(err)
+		}
+	}); n > 3 {
+		t.Errorf("%v allocations", n)
+	}
 }

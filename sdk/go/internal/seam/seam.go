@@ -108,8 +108,8 @@ type Attempt struct {
 	Number  int
 	// Header and Key: metadata to be added, "" for none.
 	Header, Key string
-	// Baggage replaces the caller's, given the values of that; nil leaves it as it is.
-	Baggage func(values []string) (string, bool)
+	// Baggage replaces the caller's, given the values of that and Number; nil leaves it as it is.
+	Baggage func(values []string, number int) (string, bool)
 	// Arrived lifts the time limit of a stream; nil without one. Concurrent.
 	Arrived func() bool
 	// Replay: another attempt may follow, so that what is sent is to be kept.
