@@ -128,6 +128,9 @@ func TestRateLimit_is_obeyed_when_there_is_no_Retry_After(t *testing.T) {
 	}{
 		"nothing remains":        {http.Header{"Ratelimit": {`"default";r=0;t=3`}}, 3 * time.Second},
 		"the longest quota":      {http.Header{"Ratelimit": {`"minute";r=0;t=3, "hour";r=0;t=7`, `"day";r=5;t=9`}}, 7 * time.Second},
+		"the text of a name":     {http.Header{"Ratelimit": {`"a;r=0";r=5;t=30, "b,c;r=0;t=9", "d\";r=0";r=1;t=4`}}, 200 * time.Millisecond},
+		"a name with commas":     {http.Header{"Ratelimit": {`"a, \"b";r=0;t=4`}}, 4 * time.Second},
+		"a quote without end":    {http.Header{"Ratelimit": {`"a;r=0;t=30`}}, 200 * time.Millisecond},
 		"something remains":      {http.Header{"Ratelimit": {`"default";r=1;t=3`}}, 200 * time.Millisecond},
 		"Retry-After goes first": {http.Header{"Ratelimit": {`"default";r=0;t=9`}, "Retry-After": {"2"}}, 2 * time.Second},
 		"nonsense":               {http.Header{"Ratelimit": {`r=0;t=x;;=,`}}, 200 * time.Millisecond},

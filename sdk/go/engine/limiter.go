@@ -29,6 +29,7 @@ func compileConcurrency(c compiler) ConcurrencyPolicy {
 type limiter struct {
 	running     int
 	waiting     int
+	left        uint64 // callers that left the queue
 	first, last *ticket
 }
 
@@ -189,7 +190,10 @@ func (c *Call) quit(now Instant) {
 	defer e.mu.Unlock()
 	now = c.tick(now)
 	c.leaveQueue()
-	c.refuse()
+	if c.state = callEnded; !c.kept() {
+		e.more.limiter.left++
+	}
+	c.leaveSlot()
 	eff := e.effects(now)
 	c.decision.Breaker = c.leave(now, &eff)
 }
@@ -198,6 +202,14 @@ func (c *Call) quit(now Instant) {
 type ConcurrencyStatus struct {
 	Running, Waiting int
 	Limit, Queue     int // 0 without a limit
+}
+
+// leavers is how many callers have left the queue.
+func (e *Endpoint) leavers() uint64 {
+	if e.more == nil {
+		return 0
+	}
+	return e.more.limiter.left
 }
 
 func (e *Endpoint) concurrencyStatus(p *Policy) (s ConcurrencyStatus) {

@@ -29,7 +29,8 @@ const (
 
 // ParseRetryAfter reads the value of a Retry-After header: delay-seconds, digits only and
 // however many, or one of the three forms of an HTTP-date, of which now is subtracted.
-// Anything else asks for nothing. A date in the past asks for a wait of 0.
+// Anything else asks for nothing. A date in the past asks for a wait of 0. The day of the week
+// has to be one, but need not be that of the date: RFC 9110, 5.6.7, wants robust readers.
 func ParseRetryAfter(value string, now time.Time) ServerWait {
 	if seconds, ok := parseDigits(value, int64(math.MaxInt64/time.Second)); ok {
 		return ServerWait{AskedRetryAfter, time.Duration(seconds) * time.Second}
@@ -114,12 +115,17 @@ func (p *RetryAfterPolicy) wait(asked ServerWait, step time.Duration, random fun
 func ParseRateLimit(fields []string) (wait time.Duration, ok bool) {
 	const longest = int64(time.Duration(1<<63-1) / time.Second)
 	for _, field := range fields {
-		for item := range strings.SplitSeq(field, ",") {
+		for more := true; more; {
+			var item string
+			item, field, more = cutUnquoted(field, ',')
 			remaining, seconds := int64(-1), int64(-1)
-			for i, param := range strings.Split(item, ";") {
-				name, value, _ := strings.Cut(strings.TrimSpace(param), "=")
+			_, params, param := cutUnquoted(item, ';') // what the quota is called
+			for param {
+				var text string
+				text, params, param = cutUnquoted(params, ';')
+				name, value, _ := strings.Cut(strings.TrimSpace(text), "=")
 				n, err := strconv.ParseInt(value, 10, 64)
-				if i == 0 || err != nil || n < 0 {
+				if err != nil || n < 0 {
 					continue
 				}
 				switch name {
@@ -135,4 +141,21 @@ func ParseRateLimit(fields []string) (wait time.Duration, ok bool) {
 		}
 	}
 	return wait, ok
+}
+
+// cutUnquoted is strings.Cut that passes over separators within the quoted strings of structured
+// fields (RFC 9651, 3.3.3).
+func cutUnquoted(s string, sep byte) (before, after string, found bool) {
+	quoted := false
+	for i := 0; i < len(s); i++ {
+		switch {
+		case s[i] == '"':
+			quoted = !quoted
+		case quoted && s[i] == '\\':
+			i++
+		case !quoted && s[i] == sep:
+			return s[:i], s[i+1:], true
+		}
+	}
+	return s, "", false
 }

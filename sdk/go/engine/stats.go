@@ -10,7 +10,7 @@ type Stats struct {
 	OK        uint64 // answered on the first attempt
 	Rescued   uint64 // answered on a retry
 	Failed    uint64
-	Cancelled uint64 // by the caller, during an attempt
+	Cancelled uint64 // by the caller, in the queue or later
 	Rejected  uint64 // refused before the first attempt
 	Hedges    uint64 // sent beside a slow attempt
 	Hedged    HedgeStats
@@ -30,6 +30,7 @@ type Stats struct {
 	Change *BreakerChange
 
 	suppressed [numReasons]uint64
+	left       uint64 // of Cancelled, those that made no attempt
 }
 
 // HedgeStats is what became of hedges.
@@ -40,7 +41,7 @@ type HedgeStats struct {
 }
 
 // Attempts is the number of attempts sent.
-func (s *Stats) Attempts() uint64 { return s.Calls - s.Rejected + s.Retries + s.Hedges }
+func (s *Stats) Attempts() uint64 { return s.Calls - s.Rejected - s.left + s.Retries + s.Hedges }
 
 // Suppressed is the number of retries that a reason of Codes prevented. Under an observed
 // policy it also counts what would have been prevented, first attempts included.
@@ -107,10 +108,10 @@ func (e *Endpoint) Stats(now Instant) Stats {
 	p := e.policy.Load()
 	e.budget.fit(&p.Budget, eff.Factor, now)
 	c := &e.counters
-	refused, h := e.refused.Load(), e.hedges()
+	refused, left, h := e.refused.Load(), e.leavers(), e.hedges()
 	s := Stats{
-		Calls: c.calls + c.rejected + refused, OK: c.ok, Rescued: c.rescued, Failed: c.failed,
-		Cancelled: c.cancelled, Rejected: c.rejected + refused,
+		Calls: c.calls + c.rejected + refused + left, OK: c.ok, Rescued: c.rescued, Failed: c.failed,
+		Cancelled: c.cancelled + left, left: left, Rejected: c.rejected + refused,
 		Retries: c.retries, Hedges: h.sent, FirstFailed: c.firstFailed, RetriesFailed: c.retriesFailed,
 		Hedged:   h.HedgeStats,
 		Observed: e.observed(), suppressed: c.suppressed,
