@@ -237,6 +237,23 @@ func TestDrain_of_damaged_calls(t *testing.T) {
 	})
 }
 
+func TestDrain_of_a_call_that_was_kept_under_larger_bounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, notes)
+		f.s.cut(true)
+		long := strings.Repeat("x", 500<<10)
+		f.keep(long, "short")
+		f.close()
+		f.cfg.MaxBody = 1000
+		f.s.cut(false)
+		f.open()
+		f.drained()
+		if got := f.bodies(); !slices.Equal(got, []string{long, "short"}) {
+			t.Errorf("%d sent; log:\n%s", len(got), f.log)
+		}
+	})
+}
+
 func TestDrain_of_payloads_survives_its_sender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

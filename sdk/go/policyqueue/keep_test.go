@@ -109,11 +109,12 @@ func TestKeep_not_for_an_answer_or_without_being_asked(t *testing.T) {
 				return post(policyqueue.Keep(ctx), f.t, f.Transport(), "x")
 			}, policyd.Using(f.fake.Client()), policyd.Idempotent(false))
 		}, ""},
-		"an unknown header":   {notes, with(func(r *http.Request) { r.Header.Set("X-Tenant", "7") }), "X-Tenant may be a credential"},
-		"a token in a header": {notes, with(func(r *http.Request) { r.Header.Set("Authorization", "Bearer x") }), "Authorization may be a credential"},
-		"a token in the URL":  {notes, with(func(r *http.Request) { r.URL.RawQuery = "access_token=x" }), "its URL has a credential: access_token"},
-		"a signature there":   {notes, with(func(r *http.Request) { r.URL.RawQuery = "a=1&X-Amz-Signature=x" }), "its URL has a credential"},
-		"trailers":            {notes, with(func(r *http.Request) { r.Trailer = http.Header{"X": nil} }), "more than a request"},
+		"an unknown header":           {notes, with(func(r *http.Request) { r.Header.Set("X-Tenant", "7") }), "X-Tenant may be a credential"},
+		"a token in a header":         {notes, with(func(r *http.Request) { r.Header.Set("Authorization", "Bearer x") }), "Authorization may be a credential"},
+		"a token in the URL":          {notes, with(func(r *http.Request) { r.URL.RawQuery = "access_token=x" }), "its URL has a credential: access_token"},
+		"a signature there":           {notes, with(func(r *http.Request) { r.URL.RawQuery = "a=1&X-Amz-Signature=x" }), "its URL has a credential"},
+		"a query that cannot be read": {notes, with(func(r *http.Request) { r.URL.RawQuery = "a=1;token=x" }), "its query cannot be read"},
+		"trailers":                    {notes, with(func(r *http.Request) { r.Trailer = http.Header{"X": nil} }), "more than a request"},
 		"a body that is too long": {notes, with(func(r *http.Request) {
 			r.Body, r.GetBody, r.ContentLength = io.NopCloser(strings.NewReader(strings.Repeat("x", 2000))), nil, -1
 		}), "longer than Config.MaxBody"},

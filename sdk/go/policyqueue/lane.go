@@ -82,7 +82,10 @@ func (q *Queue) load() error {
 	for _, n := range records {
 		c, err := q.read(n)
 		if err != nil {
-			unread = errors.Join(unread, s.SetAside(n, err))
+			if errors.Is(err, spool.ErrDamaged) { // another one stays, for the next process
+				err = s.SetAside(n, err)
+			}
+			unread = errors.Join(unread, err)
 			continue
 		}
 		l := q.lane(laneName{c.Endpoint, c.Unmatched})
@@ -94,7 +97,7 @@ func (q *Queue) load() error {
 		l.plan.Add(backlog.Rules{Pace: startPace}, it, false, q.now(), q.random)
 	}
 	if unread != nil {
-		q.cfg.Logger.Warn("kept calls cannot be read and were put aside", "error", unread)
+		q.cfg.Logger.Warn("kept calls cannot be read; damaged ones were put aside", "error", unread)
 	}
 	for _, l := range q.lanes {
 		q.start(l)

@@ -58,6 +58,7 @@ import (
 	"net/http"
 	"net/textproto"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	policyd "github.com/policyd/policyd/sdk/go"
@@ -153,12 +154,13 @@ type Queue struct {
 	abort  context.CancelFunc
 	detach func()
 
-	mu      sync.Mutex
-	lanes   map[laneName]*lane // guarded by mu
-	closed  bool               // guarded by mu
-	closing chan struct{}
-	running sync.WaitGroup
-	told    sync.Map // what was logged once
+	mu       sync.Mutex
+	lanes    map[laneName]*lane // guarded by mu
+	closed   bool               // guarded by mu
+	closing  chan struct{}
+	running  sync.WaitGroup
+	told     sync.Map // what was logged once
+	tellings atomic.Int32
 }
 
 // errClosed says that a queue takes no calls any more.
@@ -313,9 +315,19 @@ func (q *Queue) Close(ctx context.Context) error {
 	}
 }
 
+// maxTold bounds what is remembered as logged: endpoints that no policy names are hosts, of
+// which there may be any number.
+const maxTold = 1_000
+
 // first reports whether something happens to an endpoint for the first time, so that it is
 // to be logged.
 func (q *Queue) first(endpoint, event string) bool {
+	if q.tellings.Load() >= maxTold {
+		return false
+	}
 	_, told := q.told.LoadOrStore([2]string{endpoint, event}, true)
+	if !told {
+		q.tellings.Add(1)
+	}
 	return !told
 }

@@ -266,3 +266,17 @@ func TestQueue_sends_a_thousand_calls_in_order_within_the_budget_each_once(t *te
 		}
 	})
 }
+
+func TestQueue_remembers_a_bounded_number_of_hosts_that_it_told_of(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, "apiVersion: policyd/v1\nkind: RetryPolicy\nmetadata: {scope: global}\nspec:\n  offlineQueue: {enabled: true}\n")
+		for i := range 2_000 {
+			if _, err := with(func(r *http.Request) { r.URL.Host = fmt.Sprint("host-", i, ".test") })(f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if told := strings.Count(f.log.String(), "no idempotency key"); told != 1_000 {
+			t.Errorf("told %d times", told)
+		}
+	})
+}

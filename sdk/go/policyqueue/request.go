@@ -50,7 +50,11 @@ func (q *Queue) store(req *http.Request, keyHeader string) (*storedRequest, erro
 	if req.Method == http.MethodConnect || len(req.Trailer) > 0 || req.Header.Get("Upgrade") != "" {
 		return nil, errors.New("it is more than a request with a body")
 	}
-	for name := range req.URL.Query() {
+	query, err := url.ParseQuery(req.URL.RawQuery)
+	if err != nil { // there may be a credential in what cannot be read
+		return nil, fmt.Errorf("its query cannot be read: %w", err)
+	}
+	for name := range query {
 		if secret(name) {
 			return nil, fmt.Errorf("its URL has a credential: %s", name)
 		}
@@ -88,7 +92,7 @@ func (q *Queue) store(req *http.Request, keyHeader string) (*storedRequest, erro
 func secret(name string) bool {
 	name = strings.ToLower(name)
 	switch name {
-	case "auth", "code", "key", "password", "passwd", "pwd", "sig", "signature":
+	case "auth", "authorization", "code", "key", "password", "passwd", "pwd", "sig", "signature":
 		return true
 	}
 	for _, part := range []string{"token", "secret", "apikey", "api_key", "api-key", "credential", "x-amz-", "x-goog-", "jwt", "session"} {

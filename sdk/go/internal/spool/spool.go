@@ -57,7 +57,7 @@ type Spool struct {
 // oldest first. A record that is damaged is put aside under another name and told in unread,
 // as is one that cannot be read now, which stays; none keeps the others from being served.
 func Open(cfg Config) (s *Spool, records []uint64, unread error, err error) {
-	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+	if err := makeDir(filepath.Clean(cfg.Dir)); err != nil {
 		return nil, nil, nil, err
 	}
 	if err := ownDir(cfg.Dir); err != nil {
@@ -74,6 +74,26 @@ func Open(cfg Config) (s *Spool, records []uint64, unread error, err error) {
 	return s, records, unread, nil
 }
 
+// makeDir makes a directory whose name outlives a crash of the machine, as its records do.
+func makeDir(dir string) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	parent := filepath.Dir(dir)
+	if parent != dir {
+		if err := makeDir(parent); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		if errors.Is(err, fs.ErrExist) { // by somebody else meanwhile
+			return nil
+		}
+		return err
+	}
+	return syncDir(parent)
+}
+
 // scan checks every file.
 func (s *Spool) scan() (records []uint64, unread, err error) {
 	files, err := os.ReadDir(s.cfg.Dir)
@@ -86,11 +106,14 @@ func (s *Spool) scan() (records []uint64, unread, err error) {
 			_ = os.Remove(filepath.Join(s.cfg.Dir, name)) // of a write that was cut off
 			continue
 		}
-		n, ok := number(name)
+		n, ok := number(strings.TrimSuffix(name, damaged))
 		if !ok {
 			continue
 		}
-		s.last = max(s.last, n)
+		s.last = max(s.last, n) // that of one put aside does not come again either
+		if strings.HasSuffix(name, damaged) {
+			continue
+		}
 		if _, _, err := s.Get(n); err != nil {
 			if errors.Is(err, ErrDamaged) {
 				err = s.setAside(n, err)
@@ -203,21 +226,29 @@ func (s *Spool) write(n uint64, data []byte) (err error) {
 	return nil
 }
 
+// maxRead is the longest file that is read: one that was written under a larger MaxRecord is
+// whole all the same.
+func (s *Spool) maxRead() int64 { return max(s.cfg.MaxRecord+2*maxFirstLine, s.cfg.MaxBytes) }
+
 // Get reads a record.
 func (s *Spool) Get(n uint64) (head, body []byte, err error) {
 	path := s.path(n)
 	// Opening something else than a regular file, a pipe for one, might block.
-	if info, err := os.Lstat(path); err != nil {
+	info, err := os.Lstat(path)
+	switch limit := s.maxRead(); {
+	case err != nil:
 		return nil, nil, err
-	} else if !info.Mode().IsRegular() {
+	case !info.Mode().IsRegular():
 		return nil, nil, fmt.Errorf("%w: %s: not a regular file", ErrDamaged, path)
+	case info.Size() > limit:
+		return nil, nil, fmt.Errorf("%s: %d bytes, at most %d are read", path, info.Size(), limit)
 	}
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer file.Close() //nolint:errcheck // read only
-	data, err := io.ReadAll(io.LimitReader(file, s.cfg.MaxRecord+maxFirstLine+1))
+	data, err := io.ReadAll(io.LimitReader(file, s.maxRead()))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -207,6 +207,54 @@ func TestSpool_holds_its_bounds_also_after_a_restart(t *testing.T) {
 	}
 }
 
+func TestSpool_leaves_a_record_longer_than_it_reads(t *testing.T) {
+	cfg := spool.Config{Dir: t.TempDir(), MaxRecord: 20_000, MaxBytes: 1 << 20}
+	s, _, _ := open(t, cfg)
+	long := put(t, s, "head", strings.Repeat("x", 19_000))
+	middle := put(t, s, "head", strings.Repeat("x", 8_000))
+	put(t, s, "a", "b")
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	s, records, unread := open(t, spool.Config{Dir: cfg.Dir, MaxRecord: 100, MaxBytes: 10_000})
+	if want := []uint64{middle, middle + 1}; !slices.Equal(records, want) {
+		t.Errorf("records %v, want %v", records, want)
+	}
+	if unread == nil || errors.Is(unread, spool.ErrDamaged) {
+		t.Errorf("unread %v", unread)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	_, records, unread = open(t, cfg)
+	if want := []uint64{long, middle, middle + 1}; unread != nil || !slices.Equal(records, want) {
+		t.Errorf("records %v, %v, want %v", records, unread, want)
+	}
+}
+
+func TestSpool_keeps_each_record_that_it_put_aside(t *testing.T) {
+	dir := t.TempDir()
+	for range 3 {
+		s, _, _ := open(t, config(dir))
+		if err := os.Truncate(filepath.Join(dir, fmt.Sprintf("%016x.call", put(t, s, "head", "body"))), 10); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, _, _ := open(t, config(dir))
+	aside, err := filepath.Glob(filepath.Join(dir, "*.damaged"))
+	if err != nil || len(aside) != 3 {
+		t.Errorf("aside %v, %v", aside, err)
+	}
+	if n := s.Number(); n != 4 {
+		t.Errorf("next number %d", n)
+	}
+}
+
 func TestSpool_under_many_writers(t *testing.T) {
 	s, _, _ := open(t, config(t.TempDir()))
 	var wait sync.WaitGroup
