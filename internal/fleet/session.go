@@ -47,6 +47,21 @@ func (s *Session) Wanted(revision int64) {
 	s.registry.touch(rec)
 }
 
+// Anew says that revisions count anew: what the instance confirmed was of other data.
+func (s *Session) Anew() {
+	rec, ok := s.current()
+	if !ok {
+		return
+	}
+	defer rec.mu.Unlock()
+	if rec.in.Revision == 0 {
+		return
+	}
+	rec.in.Revision, rec.in.Rejected = 0, nil
+	rec.settle(time.Now())
+	s.registry.touch(rec)
+}
+
 // Confirmed says that the instance has revision in force except for what it rejects:
 // everything it rejects now, whichever revision brought it.
 func (s *Session) Confirmed(revision int64, rejected []Rejection) {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/policyd/policyd/internal/fleet"
 	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/internal/push"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
@@ -100,6 +101,13 @@ func TestWhat_is_served_can_be_proved_and_what_does_not_fit_is_suspected(t *test
 		require.NoError(t, err)
 		require.Zero(t, heard.last())
 	})
+	t.Run("other contents at the same revision prove nothing", func(t *testing.T) {
+		other := come(t, "other", point(past, 20, 1))
+		require.True(t, other.update().GetSnapshot())
+		in, _ := b.fleet.Instance("other")
+		require.Equal(t, fleet.Behind, in.State)
+		require.Zero(t, in.Revision)
+	})
 	t.Run("what another replica said is confirmed without a proof", func(t *testing.T) {
 		p := come(t, "ahead", point(past, 25, p.at.GetHash()))
 		m, err := p.stream.Recv()
@@ -140,6 +148,11 @@ func TestWhat_is_served_can_be_proved_and_what_does_not_fit_is_suspected(t *test
 			m, err := p.next()
 			require.NoError(t, err)
 			require.NotNil(t, m.GetHeartbeat(), "nothing but a sign of life")
+		}
+		for _, name := range []string{"lost", "lost epoch"} {
+			in, _ := b.fleet.Instance(name)
+			require.Equal(t, fleet.Behind, in.State, name)
+			require.Zero(t, in.Revision, "what it has is nothing of these data")
 		}
 		b.publish(history("e4", 7, 7), 30)
 		for _, p := range []*peer{same, epoch} {

@@ -348,6 +348,10 @@ func TestA_new_epoch_replaces_everything(t *testing.T) {
 	require.Equal(t, "e2", u.GetEpoch())
 	require.EqualValues(t, 3, u.GetRevision())
 	require.Len(t, p.held, 1)
+	// What was confirmed of other data is not in force in these, however high its revision was.
+	in, _ := b.fleet.Instance("i1")
+	require.Equal(t, fleet.Behind, in.State)
+	require.Zero(t, in.Revision)
 	// An ack of the epoch before changes nothing.
 	p.say(&policydv1.Ack{Epoch: "e1", Revision: 11})
 	p.ack()

@@ -171,7 +171,7 @@ func (s *shard) beat() {
 		// Made before any stream's state is looked at; see Hub.snap.
 		hb := heartbeatFrame(hub, s.hub.reading())
 		for _, st := range s.beats[s.slot] {
-			st.beat(hb, now)
+			st.beat(hub, hb, now)
 		}
 	}
 	s.slot = (s.slot + 1) % beatSlots

@@ -68,6 +68,7 @@ type position struct {
 	epoch  string
 	base   uint64 // seq of the newest state that was sent
 	told   int64  // highest revision that was sent, heartbeats included
+	of     string // epoch of what the fleet was told
 	wanted int64
 	acked  int64 // highest revision that was confirmed
 	passed bool  // it was its turn while it could take nothing
@@ -151,10 +152,7 @@ func (s *stream) pumpLocked(now time.Duration) {
 	}
 	hubRevision := s.hub.snap.Load().revision
 	st := s.view.state.Load()
-	if st.revision != s.wanted && st.snap.epoch != "" {
-		s.wanted = st.revision
-		s.session.Wanted(st.revision)
-	}
+	s.want(st)
 	if s.busy {
 		return
 	}
@@ -168,6 +166,21 @@ func (s *stream) pumpLocked(now time.Duration) {
 	if from, due := s.next(st, hubRevision, now); due {
 		s.send(st, from, now)
 	}
+}
+
+// want tells the fleet what the instance should have. Guarded by mu.
+func (s *stream) want(st *viewState) {
+	switch epoch := st.snap.epoch; {
+	case epoch == "":
+		return
+	case epoch != s.of:
+		s.of = epoch
+		s.session.Anew() // revisions of epochs do not compare
+	case st.revision == s.wanted:
+		return
+	}
+	s.wanted = st.revision
+	s.session.Wanted(st.revision)
 }
 
 // patient reports whether all that is due to the stream can wait until it has confirmed what
@@ -303,8 +316,9 @@ func (s *stream) retarget(v *view) (old *view) {
 }
 
 // beat sends a heartbeat if the stream has everything that concerns it up to the
-// heartbeat's revision, and ends the stream if it takes nothing any more.
-func (s *stream) beat(hb *frame, now time.Duration) {
+// heartbeat's revision, and ends the stream if it takes nothing any more. The heartbeat is of
+// hub.
+func (s *stream) beat(hub *snapshot, hb *frame, now time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pumpLocked(now)
@@ -325,6 +339,8 @@ func (s *stream) beat(hb *frame, now time.Duration) {
 	switch {
 	case pending > limits.Unconfirmed:
 		s.flow.stall(now)
+	case hub.epoch != st.snap.epoch:
+		// The epoch ended this moment; a revision of it means nothing in the next one.
 	case !held && (s.base != st.seq || s.epoch != st.snap.epoch):
 		// Something newer came this moment; the heartbeat would claim that it has it.
 	case !held && !s.flow.marked && pending > limits.Unconfirmed/2:

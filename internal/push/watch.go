@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/policyd/policyd/internal/policy"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
@@ -152,11 +153,16 @@ func (h *Hub) join(s *stream, hello *hello) error {
 func (s *stream) holds() (revision int64, resumed bool) {
 	hubRevision := s.hub.snap.Load().revision
 	st := s.view.state.Load()
-	if s.resume.epoch == "" || s.resume.epoch != st.snap.epoch {
+	s.of = st.snap.epoch
+	if s.resume.epoch == "" || s.resume.epoch != st.snap.epoch || st.snap.history.Judge(s.resume.point()) == policy.Lost {
 		return 0, false
 	}
 	from, due := s.first(st, hubRevision)
-	return s.resume.revision, !due || from.kind != fromNothing
+	resumed = !due || from.kind != fromNothing
+	if !resumed && s.resume.revision >= st.revision {
+		return 0, false // at that revision there is something else
+	}
+	return s.resume.revision, resumed
 }
 
 // part undoes join. After it nobody sends to the stream any more.
