@@ -279,3 +279,54 @@ func TestBody_beyond_the_bound_is_returned_whole_when_no_retry_follows(t *testin
 		}
 	})
 }
+
+func TestBody_that_trickles_is_returned_whole_when_no_retry_follows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, p0)
+		began := time.Now()
+		rt := roundTrip(func(req *http.Request) (*http.Response, error) {
+			r, w := io.Pipe()
+			go func() {
+				_, _ = io.WriteString(w, "wait ")
+				time.Sleep(time.Second)
+				_, _ = io.WriteString(w, "for ")
+				time.Sleep(time.Second)
+				_, _ = io.WriteString(w, "it")
+				_ = w.Close()
+			}()
+			return &http.Response{StatusCode: 503, Request: req, Header: http.Header{}, Body: r}, nil
+		})
+		time.AfterFunc(300*time.Millisecond, func() { put(c, p0, killSwitch(engine.DisableRetries, time.Hour)) })
+		resp := get(t, c.Transport(rt, everything))
+		first := make([]byte, 10)
+		if n, err := resp.Body.Read(first); string(first[:n]) != "wait " || err != nil || time.Since(began) > time.Second {
+			t.Fatalf("%q, %v after %v", first[:n], err, time.Since(began))
+		}
+		if rest, err := io.ReadAll(resp.Body); string(rest) != "for it" || err != nil {
+			t.Fatalf("%q, %v", rest, err)
+		}
+		if err := resp.Body.Close(); err != nil || outcome(t, resp).Attempts != 1 {
+			t.Fatal(err, outcome(t, resp))
+		}
+	})
+}
+
+func TestBody_that_panics_does_so_where_it_is_waited_for(t *testing.T) {
+	c := newClient(t, p0)
+	rt := roundTrip(func(req *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: 503, Request: req, Header: http.Header{}, Body: io.NopCloser(panicReader{})}, nil
+	})
+	defer func() {
+		if p := recover(); p != "no body" {
+			t.Fatalf("%v", p)
+		}
+		if s := c.Stats(ep); s.Calls != 1 {
+			t.Fatalf("%+v", s)
+		}
+	}()
+	_ = get(t, c.Transport(rt, everything)).Body.Close()
+}
+
+type panicReader struct{}
+
+func (panicReader) Read([]byte) (int, error) { panic("no body") }

@@ -102,9 +102,27 @@ func (r *race) run(k *call, m *mark, after time.Duration, launch launcher, judge
 				k.decided = &d
 				return n
 			}
-			n.sent.discard()
+			r.goal.free(n)
 		}
 	}
+}
+
+// free has the connection of an attempt that failed used again, as that of one before a retry:
+// its answer is read, beside the race.
+func (g *goal) free(n *entrant) {
+	if n.sent.resp == nil {
+		n.sent.discard()
+		return
+	}
+	go func() {
+		defer func() {
+			if n.panicked = recover(); n.panicked != nil {
+				g.lose(n)
+			}
+		}()
+		n.sent.hold()
+		n.sent.discard()
+	}()
 }
 
 // hedge sends another attempt, if the engine lets it.

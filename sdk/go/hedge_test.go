@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"runtime"
 	"strings"
@@ -276,5 +277,39 @@ func TestHedging_observed_is_counted_and_not_sent(t *testing.T) {
 		if st := c.Stats(ep); s.count() != 1 || st.Observed != 1 || st.Hedges != 0 {
 			t.Fatalf("%d sends, %+v", s.count(), st)
 		}
+	})
+}
+
+func TestO_RT_10_a_failed_attempt_of_a_race_frees_its_connection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sends atomic.Int64
+		network := &pipes{accept: make(chan net.Conn), closed: make(chan struct{})}
+		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if sends.Add(1)%2 == 1 {
+				time.Sleep(400 * time.Millisecond)
+				w.WriteHeader(503)
+				_, _ = io.WriteString(w, strings.Repeat("x", 8<<10)) // more than is there with the headers
+				return
+			}
+			time.Sleep(500 * time.Millisecond)
+			_, _ = io.WriteString(w, "hedge")
+		})}
+		go func() { _ = server.Serve(network) }()
+		client := &http.Client{Transport: newClient(t, hedged).Transport(&http.Transport{DialContext: network.dial}, everything)}
+		for range 5 {
+			resp, err := client.Get("http://upstream.test/")
+			if err != nil || resp.StatusCode != 200 {
+				t.Fatal(resp, err)
+			}
+			if body, err := io.ReadAll(resp.Body); err != nil || string(body) != "hedge" {
+				t.Fatalf("%q, %v", body, err)
+			}
+			_ = resp.Body.Close()
+		}
+		if sends.Load() != 10 || network.dials.Load() != 2 {
+			t.Errorf("%d sends on %d connections", sends.Load(), network.dials.Load())
+		}
+		client.CloseIdleConnections()
+		_ = server.Close()
 	})
 }

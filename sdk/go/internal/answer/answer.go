@@ -8,6 +8,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -25,49 +26,105 @@ func Hold(resp *http.Response) (whole bool) {
 	if resp == nil || resp.Body == nil || resp.Body == http.NoBody {
 		return false
 	}
-	body := resp.Body
-	guard := time.AfterFunc(holdTime, func() { _ = body.Close() })
-	var start bytes.Buffer
-	if n := resp.ContentLength; n > 0 && n <= holdBytes {
-		start.Grow(int(n) + bytes.MinRead)
+	h := &held{body: resp.Body, done: make(chan struct{})}
+	h.grown.L = &h.mu
+	resp.Body = h
+	go h.ahead()
+	timer := time.NewTimer(holdTime)
+	defer timer.Stop()
+	select {
+	case <-h.done:
+	case <-timer.C: // it trickles
 	}
-	n, err := start.ReadFrom(io.LimitReader(body, holdBytes))
-	open := guard.Stop()
-	switch {
-	case !open: // it trickles; what is there must do
-		if err == nil {
-			err = io.ErrUnexpectedEOF
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.stop = true
+	if h.panicked != nil {
+		panic(h.panicked)
+	}
+	if h.whole = h.err != nil; h.whole {
+		_ = h.body.Close()
+	}
+	return h.whole
+}
+
+// held is a body whose start was read ahead, or still is for the length of one read.
+type held struct {
+	body  io.ReadCloser
+	done  chan struct{} // closed when over is set
+	whole bool          // nothing is left, and body is closed
+
+	mu       sync.Mutex
+	grown    sync.Cond
+	start    bytes.Buffer // guarded by mu
+	stop     bool         // guarded by mu; read no further ahead
+	over     bool         // guarded by mu; what follows is set, body is the reader's
+	err      error        // guarded by mu; how body ended, nil if it goes on
+	panicked any          // guarded by mu; by body
+}
+
+// ahead reads what there is room for.
+func (h *held) ahead() {
+	err := io.ErrUnexpectedEOF // if Read does not return
+	defer func() {
+		panicked := recover()
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.over, h.err, h.panicked = true, err, panicked
+		h.grown.Broadcast()
+		close(h.done)
+	}()
+	piece := make([]byte, 4<<10)
+	for room, more := holdBytes, true; more; {
+		n, e := h.body.Read(piece[:min(len(piece), room)])
+		room -= n
+		if more = h.add(piece[:n]) && room > 0 && e == nil; !more {
+			err = e
 		}
-		resp.Body = heldBody{io.MultiReader(&start, failedReader{err}), nil}
-	case err != nil:
-		_ = body.Close()
-		resp.Body = heldBody{io.MultiReader(&start, failedReader{err}), nil}
-	case n < holdBytes:
-		_ = body.Close()
-		resp.Body = heldBody{&start, nil}
-	default:
-		resp.Body = heldBody{io.MultiReader(&start, body), body}
-		return false
 	}
-	return true
 }
 
-// heldBody is a body whose start was read ahead.
-type heldBody struct {
-	io.Reader
-	rest io.Closer // nil if all of it was read
+// add keeps a piece and reports whether another one is wanted.
+func (h *held) add(piece []byte) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.start.Write(piece)
+	h.grown.Broadcast()
+	return !h.stop
 }
 
-func (b heldBody) Close() error {
-	if b.rest == nil {
+func (h *held) Read(p []byte) (int, error) {
+	n, err, ahead := h.kept(p)
+	if ahead {
+		return n, err
+	}
+	return h.body.Read(p)
+}
+
+// kept reads from what was read ahead, if there is more of that.
+func (h *held) kept(p []byte) (n int, err error, ahead bool) { //nolint:revive // as Read
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for h.start.Len() == 0 && !h.over {
+		h.grown.Wait()
+	}
+	switch {
+	case h.start.Len() > 0:
+		n, err = h.start.Read(p)
+		return n, err, true
+	case h.panicked != nil:
+		panic(h.panicked)
+	default:
+		return 0, h.err, h.err != nil
+	}
+}
+
+func (h *held) Close() error {
+	if h.whole {
 		return nil
 	}
-	return b.rest.Close()
+	return h.body.Close()
 }
-
-type failedReader struct{ err error }
-
-func (f failedReader) Read([]byte) (int, error) { return 0, f.err }
 
 // Until has cancel called when the body of a response ends or is closed.
 func Until(resp *http.Response, cancel context.CancelFunc) {
