@@ -271,6 +271,42 @@ func TestO_RL_05_policy_file_follows_every_way_of_writing(t *testing.T) {
 	}
 }
 
+func TestPolicyFile_says_for_as_long_as_it_is_refused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "p.json")
+		write := func(spec string) {
+			t.Helper()
+			if err := os.WriteFile(path, []byte(fileHead+spec+"}}"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+		}
+		write("2")
+		refusals := 0
+		c := newWatched(t, policyd.WithPolicyFile(path), policyd.WithCacheDir(""), policyd.WithLogger(slog.New(slog.DiscardHandler)),
+			policyd.WithHooks(policyd.Hooks{OnPolicy: func(e policyd.PolicyEvent) {
+				if e.Err != nil {
+					refusals++
+				}
+			}}))
+		c.Touch(ep)
+		write(`"many"`)
+		if st := c.Status(); st.LastErr == nil || !strings.Contains(st.LastErr.Error(), "a whole number is due") {
+			t.Errorf("status %+v", st)
+		}
+		write("2")
+		if st := c.Status(); st.LastErr != nil {
+			t.Errorf("status %+v", st)
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if refusals != 1 || maxAttempts(c, "shop/x") != 2 {
+			t.Errorf("told %d times", refusals)
+		}
+	})
+}
+
 func TestPolicyFile_gives_way_to_policyd(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "p.json")
 	if err := os.WriteFile(path, []byte(fileHead+"5}}"), 0o600); err != nil {

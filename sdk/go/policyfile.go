@@ -26,6 +26,7 @@ type policyFile struct {
 	info    fs.FileInfo // of the content last read; nil before
 	readAt  time.Time
 	sum     [sha256.Size]byte
+	refused error  // why the content last read is not in force; nil: it is
 	failure string // last one that was logged
 }
 
@@ -40,14 +41,14 @@ func (f *policyFile) unchanged(info fs.FileInfo) bool {
 }
 
 // read returns the file's content; changed is false, and the content nil, when it is what it
-// was at the last call that returned some.
+// was at the last call that returned some, or refused it for the same reason.
 func (f *policyFile) read(now time.Time) (next *content, changed bool, err error) {
 	info, err := os.Stat(f.path)
 	if err != nil {
 		return nil, false, err
 	}
 	if f.unchanged(info) {
-		return nil, false, nil
+		return nil, false, f.refused
 	}
 	if !info.Mode().IsRegular() {
 		return nil, false, fmt.Errorf("%s: not a regular file", f.path)
@@ -71,10 +72,11 @@ func (f *policyFile) read(now time.Time) (next *content, changed bool, err error
 	same := f.info != nil && sum == f.sum
 	f.info, f.readAt, f.sum = info, now, sum
 	if same {
-		return nil, false, nil
+		return nil, false, f.refused
 	}
-	if next, err = parsePolicies(data, now); err != nil {
-		return nil, true, fmt.Errorf("%s: %w", f.path, err)
+	if next, f.refused = parsePolicies(data, now); f.refused != nil {
+		f.refused = fmt.Errorf("%s: %w", f.path, f.refused)
+		return nil, true, f.refused
 	}
 	return next, true, nil
 }
