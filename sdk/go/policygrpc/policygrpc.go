@@ -66,6 +66,7 @@ package policygrpc
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -117,7 +118,8 @@ func UnaryClientInterceptor(c *policyd.Client) grpc.UnaryClientInterceptor {
 }
 
 // StreamClientInterceptor is [UnaryClientInterceptor] for streams. As with gRPC itself, a
-// stream has to be received from until its error, or its context be cancelled.
+// stream has to be received from until its error, or its context be cancelled, or its channel
+// be closed, unless sending has failed.
 func StreamClientInterceptor(c *policyd.Client) grpc.StreamClientInterceptor {
 	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		s := &stream{
@@ -125,6 +127,9 @@ func StreamClientInterceptor(c *policyd.Client) grpc.StreamClientInterceptor {
 			dial: func(ctx context.Context, opts []grpc.CallOption) (grpc.ClientStream, error) {
 				return streamer(ctx, desc, cc, method, opts...)
 			},
+		}
+		if cc != nil {
+			s.opts.call = append(slices.Clip(s.opts.call), s.closed(cc))
 		}
 		if err := s.start(); err != nil { //nolint:contextcheck // the call holds ctx and makes each attempt's from it
 			return nil, err

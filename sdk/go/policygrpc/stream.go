@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -41,7 +42,7 @@ type stream struct {
 	keeps   bool        // another attempt may follow
 	lost    bool        // what was sent is more than is kept
 	seen    bool        // headers or a message were handed over: no attempt may follow
-	closed  bool        // CloseSend was called
+	sentAll bool        // CloseSend was called
 }
 
 // start makes the first attempt, or as many as it takes until one is under way.
@@ -94,7 +95,7 @@ func (s *stream) resend(attempt grpc.ClientStream, a *seam.Attempt) {
 			break
 		}
 	}
-	if s.closed {
+	if s.sentAll {
 		_ = attempt.CloseSend()
 	}
 	if !a.Replay {
@@ -222,8 +223,34 @@ func (s *stream) SendMsg(m any) error {
 		if s.attempt != attempt || s.keeps && !s.lost {
 			return nil // it was sent again with the others, or will be
 		}
+	} else if err != nil {
+		s.aborted(err)
 	}
 	return err
+}
+
+// aborted ends a stream that gRPC has ended by itself, so that its caller may leave it. One
+// that is receiving is told by the attempt.
+func (s *stream) aborted(err error) {
+	if s.receiving.TryLock() {
+		defer s.receiving.Unlock()
+		s.end(err)
+		return
+	}
+	go func() {
+		s.receiving.Lock()
+		defer s.receiving.Unlock()
+		s.end(err)
+	}()
+}
+
+// closed takes the end of an attempt whose channel was closed: nobody has to receive it.
+func (s *stream) closed(cc *grpc.ClientConn) grpc.CallOption {
+	return grpc.OnFinish(func(err error) {
+		if err != nil && cc.GetState() == connectivity.Shutdown {
+			go s.aborted(err) // gRPC holds a lock here
+		}
+	})
 }
 
 // keep keeps a message, if another attempt may follow and there is room.
@@ -255,7 +282,7 @@ func sizeOf(m any) (int, bool) {
 func (s *stream) CloseSend() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.closed = true
+	s.sentAll = true
 	return s.attempt.CloseSend()
 }
 
