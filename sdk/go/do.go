@@ -173,9 +173,7 @@ func (s *sent) shut(ctx context.Context, attempt *mark, v any, err error) {
 func (r *run) guard() {
 	if !r.ended {
 		r.panicked()
-		if r.sent.cancel != nil {
-			r.sent.cancel()
-		}
+		r.sent.discard()
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/policyd/policyd/sdk/go/engine"
+	"github.com/policyd/policyd/sdk/go/internal/replay"
 )
 
 // TransportOption configures one transport.
@@ -103,7 +104,7 @@ func (t *transport) endpoint(c *Client, req *http.Request) *endpoint {
 		}
 	}
 	if t.cfg.nameFunc != nil {
-		if name := t.cfg.nameFunc(req); name != "" {
+		if name := replay.OrClose(req, t.cfg.nameFunc); name != "" {
 			if ep := c.named.find(name); ep != nil {
 				return ep
 			}

@@ -161,10 +161,11 @@ func (x *exchange) replayLimit(o engine.CallOptions, limit int64) int64 {
 // run makes attempts until one is final. A panic, of base or of the request's body, is
 // passed on once the attempt is settled.
 func (x *exchange) run(ctx context.Context) (*http.Response, error) {
-	defer x.guard()
+	var s sent
+	defer x.guard(&s)
 	body := x.body.First()
 	for attempt := &x.record.first; ; attempt = x.next(ctx) {
-		var s sent
+		s = sent{}
 		if after, ok := x.hedges(); ok && x.body.Parallel() {
 			s = x.race(ctx, attempt, body, after)
 		} else {
@@ -182,10 +183,12 @@ func (x *exchange) run(ctx context.Context) (*http.Response, error) {
 	}
 }
 
-func (x *exchange) guard() {
+// guard leaves nothing open behind a panic.
+func (x *exchange) guard(s *sent) {
 	if !x.ended {
 		x.panicked()
-		x.body.Done()
+		x.body.Drop()
+		s.discard()
 	}
 }
 

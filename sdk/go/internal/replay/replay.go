@@ -47,6 +47,19 @@ func New(req *http.Request, limit int64) *Body {
 	return &Body{plain: req.Body, keep: k}
 }
 
+// OrClose asks f about req. If that panics, the body is closed: the transport owes it.
+func OrClose(req *http.Request, f func(*http.Request) string) string {
+	panicked := true
+	defer func() {
+		if panicked && req.Body != nil {
+			_ = req.Body.Close()
+		}
+	}()
+	answer := f(req)
+	panicked = false
+	return answer
+}
+
 // Replayable reports whether another attempt could have the whole body.
 func (b *Body) Replayable() bool { return b == nil || b.keep == nil || b.keep.replayable() }
 
@@ -120,6 +133,18 @@ func (b *Body) Done() {
 	}
 }
 
+// Drop is Done for a call that broke off: nobody else closes the caller's body.
+func (b *Body) Drop() {
+	b.Done()
+	switch {
+	case b == nil:
+	case b.keep != nil:
+		b.keep.drop()
+	case b.passed:
+		_ = b.plain.Close()
+	}
+}
+
 // keptBody records what attempts read from a body that can be read only once, as far as
 // they read it, so that a streaming body still streams.
 type keptBody struct {
@@ -179,6 +204,16 @@ func (k *keptBody) finish() {
 	k.last = true
 	closeNow := !k.closed && (k.current == nil || k.current.closed)
 	k.closed = k.closed || closeNow
+	k.mu.Unlock()
+	if closeNow {
+		_ = k.src.Close()
+	}
+}
+
+func (k *keptBody) drop() {
+	k.mu.Lock()
+	closeNow := !k.closed
+	k.closed = true
 	k.mu.Unlock()
 	if closeNow {
 		_ = k.src.Close()
