@@ -100,6 +100,7 @@ func FuzzWatchRequests(f *testing.F) {
 	f.Add(encode(introduce(&policydv1.Hello{Instance: "r", Relay: &policydv1.Relay{Id: "r", Below: []string{"a"}}}), ack, count))
 	f.Add(encode(ack, introduce(hello("i"))))
 	f.Add([]byte{0, 3, 0x0a, 0xff, 0xff})
+	f.Add([]byte(nil)) // half-closed before anything was said
 
 	registry := fleet.New()
 	hub, err := push.New(push.Config{Fleet: registry, Logger: slog.New(slog.DiscardHandler), Limits: push.Limits{AcceptRate: 1 << 30}})

@@ -55,7 +55,9 @@ func (h *Hub) introduced(s *stream) (*hello, error) {
 	})
 	defer late.Stop()
 	var first request
-	if err := first.receive(s.conn); err != nil {
+	if err := first.receive(s.conn); errors.Is(err, io.EOF) {
+		return nil, s.verdict(status.Error(codes.InvalidArgument, "the stream ended without a hello"))
+	} else if err != nil {
 		return nil, s.verdict(err)
 	}
 	m, err := first.message()
