@@ -220,6 +220,15 @@ func (r *Relay) vouched(asOf time.Time) {
 	r.asOf.Store(&asOf)
 }
 
+// outdated notes that there may be something newer than what is held, which was last known to
+// be the newest at heard.
+func (r *Relay) outdated(heard time.Time) {
+	if r.asOf.Load() == nil {
+		asOf := r.clock.at(heard)
+		r.asOf.Store(&asOf)
+	}
+}
+
 // connected notes that a stream serves updates.
 func (r *Relay) connected(addr string) {
 	r.mu.Lock()
@@ -232,10 +241,7 @@ func (r *Relay) connected(addr string) {
 
 // lost notes that there is no stream, and why. One line is logged per kind of failure.
 func (r *Relay) lost(ctx context.Context, addr string, err error, heard time.Time) {
-	if r.asOf.Load() == nil {
-		asOf := r.clock.at(heard)
-		r.asOf.Store(&asOf)
-	}
+	r.outdated(heard)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.standing.Connected {

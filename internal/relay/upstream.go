@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/sdk/go/engine"
@@ -33,7 +34,8 @@ var (
 	errConnecting = errors.New("not connected yet")
 	errSilent     = errors.New("no heartbeat within 37.5s")
 	errGoAway     = errors.New("the upstream asked to reconnect")
-	errCutOff     = errors.New("the upstream is cut off itself and has data of another epoch")
+	errCutOff     = errors.New("the upstream is cut off itself")
+	errEpoch      = errors.New("the upstream is cut off itself and has data of another epoch")
 	errTwice      = errors.New("snapshot does not fit its own hash")
 	errPieces     = errors.New("pieces of different updates")
 	errOversize   = fmt.Errorf("update of more than %d bytes", maxPieces)
@@ -70,11 +72,12 @@ type session struct {
 	pieces    *update
 	size      int
 	upSince   time.Time // of the first update; zero before
-	heard     time.Time // when the upstream was last heard of
+	heard     time.Time // when the upstream last said that what is held is the newest
 	older     bool      // an older revision was told
 	asked     string    // update after which a snapshot was asked for
 	comeBack  time.Time // when a GoAway wants the next stream; zero without one
 	leave     *time.Timer
+	dog       *time.Timer
 }
 
 // run opens the stream, serves it to its end and says how it ended.
@@ -100,9 +103,10 @@ func (s *session) run(ctx context.Context) ended {
 }
 
 func (s *session) serve(ctx context.Context) error {
-	// An upstream that is gone without a word must not be waited for.
-	dog := time.AfterFunc(silence, func() { s.cancel(errSilent) })
-	defer dog.Stop()
+	// An upstream that is gone without a word must not be waited for. Nor must one that does
+	// not get as far as what is held.
+	s.dog = time.AfterFunc(silence, func() { s.cancel(errSilent) })
+	defer s.dog.Stop()
 	conn, err := s.r.cfg.Security.dial(s.addr)
 	if err != nil {
 		return err
@@ -127,9 +131,7 @@ func (s *session) serve(ctx context.Context) error {
 		if err := s.stream.RecvMsg(&m); err != nil {
 			return err
 		}
-		dog.Reset(silence)
-		s.heard = time.Now()
-		if err := s.receive(m, s.heard); err != nil {
+		if err := s.receive(m, time.Now()); err != nil {
 			return err
 		}
 	}
@@ -201,7 +203,7 @@ func (s *session) receive(m raw, now time.Time) error {
 	}
 	switch kind := other.GetKind().(type) {
 	case *policydv1.WatchResponse_Heartbeat:
-		s.heartbeat(kind.Heartbeat, now)
+		return s.heartbeat(kind.Heartbeat, now)
 	case *policydv1.WatchResponse_GoAway:
 		if s.comeBack.IsZero() {
 			window := min(max(kind.GoAway.GetReconnectWithin().AsDuration(), 0), longestWindow)
@@ -215,10 +217,10 @@ func (s *session) receive(m raw, now time.Time) error {
 }
 
 // heartbeat takes the word of an upstream that is not behind.
-func (s *session) heartbeat(beat *policydv1.Heartbeat, now time.Time) {
+func (s *session) heartbeat(beat *policydv1.Heartbeat, now time.Time) error {
 	r := s.r
 	if s.upSince.IsZero() {
-		return
+		return nil
 	}
 	r.mu.Lock()
 	holds, news := r.state.current(beat)
@@ -228,13 +230,29 @@ func (s *session) heartbeat(beat *policydv1.Heartbeat, now time.Time) {
 	}
 	r.mu.Unlock()
 	if !holds {
-		return
+		return nil
 	}
-	r.clock.seen(timeOf(beat.GetServerTime()), now)
-	r.vouched(timeOf(beat.GetAsOf()))
+	s.vouched(beat, now)
 	if news {
 		r.publish(u)
 	}
+	if asOf := timeOf(beat.GetAsOf()); len(r.cfg.Upstream) > 1 && !asOf.IsZero() &&
+		timeOf(beat.GetServerTime()).Sub(asOf) >= silence && now.Sub(s.upSince) >= silence {
+		return errCutOff // another upstream may know more
+	}
+	return nil
+}
+
+// vouched takes the upstream's word for what is held.
+func (s *session) vouched(m interface {
+	GetServerTime() *timestamppb.Timestamp
+	GetAsOf() *timestamppb.Timestamp
+}, now time.Time,
+) {
+	s.dog.Reset(silence)
+	s.heard = now
+	s.r.clock.seen(timeOf(m.GetServerTime()), now)
+	s.r.vouched(timeOf(m.GetAsOf()))
 }
 
 // update gathers the pieces of an update and applies it once it is whole.
@@ -259,6 +277,8 @@ func (s *session) update(u *update, now time.Time) error {
 		return errTooLarge
 	}
 	if u.GetMore() {
+		s.dog.Reset(silence)
+		s.r.outdated(s.heard)
 		return nil
 	}
 	whole := s.pieces
@@ -281,12 +301,11 @@ func (s *session) apply(u *update, now time.Time) error {
 		}
 		return s.ack(false)
 	case errors.Is(err, errHash), errors.Is(err, errNoEpoch):
+		r.outdated(s.heard)
 		return s.askSnapshot(u, err)
 	default:
 		return err
 	}
-	r.clock.seen(timeOf(u.GetServerTime()), now)
-	r.vouched(timeOf(u.GetAsOf()))
 	if before != "" && before != string(out.Epoch) {
 		r.log.Warn("the upstream has other data than before, as after a restore; everything was taken anew",
 			"addr", s.addr, "epoch", out.Epoch, "before", before, "revision", out.Revision)
@@ -294,6 +313,8 @@ func (s *session) apply(u *update, now time.Time) error {
 		var failed bool
 		r.save(&failed)
 	}
+	// Not before the disk has it: until it is published, something older is served.
+	s.vouched(u, now)
 	r.publish(out)
 	r.unsaved()
 	r.stats.updates.Add(1)
@@ -317,7 +338,7 @@ func (r *Relay) take(u *update, now time.Time) (before string, out policy.Update
 	defer r.mu.Unlock()
 	before = r.state.epoch
 	if before != "" && before != u.GetEpoch() && u.GetAsOf() != nil {
-		return before, out, errCutOff
+		return before, out, errEpoch
 	}
 	out, err = r.state.apply(u, now)
 	return before, out, err
