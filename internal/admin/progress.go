@@ -99,7 +99,12 @@ func (c *concern) stateOf(in *fleet.Instance) fleet.State {
 	return fleet.Behind
 }
 
+// rejectedBy is true also of an instance that rejects more than it can name, as far as is
+// known.
 func (c *concern) rejectedBy(in *fleet.Instance) bool {
+	if len(in.Rejected) >= fleet.MaxRejections && in.Revision >= int64(c.revision) {
+		return true
+	}
 	return slices.ContainsFunc(in.Rejected, func(r fleet.Rejection) bool {
 		if c.documents == nil {
 			return r.Revision == int64(c.revision)

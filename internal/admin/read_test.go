@@ -217,6 +217,21 @@ func TestProgress_counts_each_instance_once(t *testing.T) {
 	require.Equal(t, want, e.Progress)
 }
 
+func TestProgress_of_an_instance_that_rejects_more_than_it_can_name(t *testing.T) {
+	h := newHouse(t)
+	at := int64(h.seed(t, doc(payments, settings{})))
+	named := make([]fleet.Rejection, fleet.MaxRejections)
+	for i := range named {
+		named[i] = fleet.Rejection{Scope: fmt.Sprint("shop/s", i), Revision: 1}
+	}
+	full, rest := h.connect("full", at, payments), h.connect("rest", at, payments)
+	full.Confirmed(at, named)
+	rest.Confirmed(at, named[1:])
+	r, err := h.Progress(t.Context(), admin.Subject{Revision: policy.Revision(at)})
+	require.NoError(t, err)
+	require.Equal(t, admin.Progress{Target: 2, InForce: 1, Rejected: 1}, r.Progress, "this document may be among the others")
+}
+
 func TestProgress_of_a_deletion(t *testing.T) {
 	h := newHouse(t)
 	at := h.seed(t, doc(payments, settings{}))

@@ -146,9 +146,7 @@ func (r *Registry) forget(id string) {
 	if rec.session != nil {
 		return
 	}
-	if rec.in.Report != nil {
-		r.endpoints.Add(-int64(len(rec.in.Report.Endpoints)))
-	}
+	r.endpoints.Add(-rec.in.reported())
 	delete(r.records, id)
 }
 

@@ -43,6 +43,22 @@ func (e *EndpointReport) add(o *EndpointReport) {
 	}
 }
 
+// take makes a report one that can be kept.
+func (r *Registry) take(rep *Report) {
+	if r.endpoints.Load() > MaxEndpoints {
+		rep.Fold(1)
+	}
+	r.names.share(rep)
+}
+
+// reported is how many endpoints the last report holds.
+func (in *Instance) reported() int64 {
+	if in.Report == nil {
+		return 0
+	}
+	return int64(len(in.Report.Endpoints))
+}
+
 // names keeps one copy of each endpoint's name and each code: a thousand instances report
 // the same ones.
 type names struct {

@@ -107,20 +107,13 @@ func (s *Session) Leaving(window time.Duration) {
 // Reported keeps the instance's newest report. The registry owns rep from then on.
 func (s *Session) Reported(rep *Report) {
 	r := s.registry
-	if r.endpoints.Load() > MaxEndpoints {
-		rep.Fold(1)
-	}
-	r.names.share(rep)
+	r.take(rep)
 	rec, ok := s.current()
 	if !ok {
 		return
 	}
 	defer rec.mu.Unlock()
-	held := int64(len(rep.Endpoints))
-	if rec.in.Report != nil {
-		held -= int64(len(rec.in.Report.Endpoints))
-	}
-	r.endpoints.Add(held)
+	r.endpoints.Add(int64(len(rep.Endpoints)) - rec.in.reported())
 	now := time.Now()
 	rec.in.Report, rec.in.ReportedAt, rec.in.LastSeen = rep, now, now
 	r.touch(rec)

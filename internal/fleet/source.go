@@ -13,6 +13,7 @@ type Source struct {
 	// guarded by Registry.mu
 	instances map[string]sourced
 	full      bool // it has more instances than are kept
+	swept     time.Time
 }
 
 // sourced is an instance and the registry's count at its last change.
@@ -39,10 +40,15 @@ func (r *Registry) addSource(below bool) *Source {
 
 // Update takes instances in. whole says that there are no others.
 func (s *Source) Update(instances []Instance, whole bool) {
+	for i := range instances {
+		if rep := instances[i].Report; rep != nil {
+			s.registry.take(rep)
+		}
+	}
 	s.registry.mu.Lock()
 	defer s.registry.mu.Unlock()
 	if whole {
-		clear(s.instances)
+		s.clear()
 		s.full = false
 	}
 	for i := range instances {
@@ -53,11 +59,38 @@ func (s *Source) Update(instances []Instance, whole bool) {
 
 // put is guarded by Registry.mu.
 func (s *Source) put(in *Instance) {
-	if _, known := s.instances[in.ID]; !known && len(s.instances) >= MaxInstances {
+	old, known := s.instances[in.ID]
+	if !known && len(s.instances) >= MaxInstances && !s.sweep() {
 		s.full = true
 		return
 	}
+	s.registry.endpoints.Add(in.reported() - old.reported())
 	s.instances[in.ID] = sourced{Instance: *in, changed: s.registry.changes.Add(1)}
+}
+
+// sweep forgets what was away too long, once in a while, and reports whether there is room.
+// Guarded by Registry.mu.
+func (s *Source) sweep() bool {
+	now := time.Now()
+	if now.Sub(s.swept) < sweepEvery {
+		return false
+	}
+	s.swept = now
+	for id, in := range s.instances {
+		if in.age(false, now); forgotten(&in.Instance, now) {
+			s.registry.endpoints.Add(-in.reported())
+			delete(s.instances, id)
+		}
+	}
+	return len(s.instances) < MaxInstances
+}
+
+// clear is guarded by Registry.mu.
+func (s *Source) clear() {
+	for _, in := range s.instances {
+		s.registry.endpoints.Add(-in.reported())
+	}
+	clear(s.instances)
 }
 
 // Standing is where an instance stands, whichever it is.
@@ -111,6 +144,7 @@ func (s *Source) Close() {
 	s.registry.mu.Lock()
 	defer s.registry.mu.Unlock()
 	delete(s.registry.sources, s)
+	s.clear()
 	s.registry.notice.changed()
 }
 

@@ -127,7 +127,10 @@ func (c *Cells) Ask(ctx context.Context) []fleet.Peer {
 }
 
 func relayPeer(about *policydv1.Relay, silent bool) fleet.Peer {
-	return fleet.Peer{ID: homeOf(about), Address: about.GetAddress(), Version: about.GetVersion(), Silent: silent, Relay: true}
+	return fleet.Peer{
+		ID: fleet.Clip(homeOf(about), fleet.MaxName), Address: fleet.Clip(about.GetAddress(), fleet.MaxReason),
+		Version: fleet.Clip(about.GetVersion(), fleet.MaxName), Silent: silent, Relay: true,
+	}
 }
 
 // WatchCell implements policydv1.RelayServiceServer.
@@ -357,10 +360,13 @@ func (k *cell) introduced(about *policydv1.Relay, first bool) error {
 	switch {
 	case about == nil && !first:
 		return nil
-	case about.GetId() == "" || len(about.GetId()) > 128 || len(about.GetHome()) > 128 || len(about.GetAddress()) > 300:
+	case !fleet.ValidName(about.GetId()), len(about.GetHome()) > fleet.MaxName, len(about.GetAddress()) > fleet.MaxReason,
+		len(about.GetVersion()) > fleet.MaxName:
 		return status.Error(codes.InvalidArgument, "the relay does not say who it is")
 	case len(about.GetBelow()) > maxRelays:
 		return status.Errorf(codes.InvalidArgument, "%d relays below: at most %d", len(about.GetBelow()), maxRelays)
+	case slices.ContainsFunc(about.GetBelow(), func(id string) bool { return !fleet.ValidName(id) }):
+		return status.Error(codes.InvalidArgument, "a relay below has no name")
 	}
 	if self := k.cells.cfg.Self; self != "" && (about.GetId() == self || slices.Contains(about.GetBelow(), self)) {
 		return status.Errorf(codes.FailedPrecondition, "loop: relay %s would be its own upstream", self)
@@ -374,7 +380,11 @@ func (k *cell) introduced(about *policydv1.Relay, first bool) error {
 	return nil
 }
 
-var errNumber = status.Error(codes.InvalidArgument, "a number that no instance was given")
+var (
+	errNumber = status.Error(codes.InvalidArgument, "a number that no instance was given")
+	errName   = status.Error(codes.InvalidArgument, "an instance without a name that can be shown")
+	errFirst  = status.Error(codes.InvalidArgument, "an answer without an end")
+)
 
 // take takes one part of an answer.
 func (k *cell) take(m *policydv1.WatchCellRequest, now time.Time) error {
@@ -391,6 +401,9 @@ func (k *cell) take(m *policydv1.WatchCellRequest, now time.Time) error {
 	instances := make([]fleet.Instance, 0, len(m.GetInstances()))
 	for _, c := range m.GetInstances() {
 		in := readInstance(c.GetInstance(), ahead)
+		if !fleet.ValidName(in.ID) {
+			return errName
+		}
 		switch n := int(c.GetNumber()); {
 		case n == len(k.ids) && n < 2*fleet.MaxInstances:
 			k.ids = append(k.ids, in.ID)
@@ -406,6 +419,8 @@ func (k *cell) take(m *policydv1.WatchCellRequest, now time.Time) error {
 		k.source.Update(append(k.first, instances...), true)
 		k.first = nil
 		k.setWhole(true)
+	case len(k.first) > maxFirst:
+		return errFirst
 	default:
 		k.first = append(k.first, instances...)
 	}

@@ -4,6 +4,7 @@ package peer_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -288,17 +289,66 @@ func TestCells_loops_are_refused(t *testing.T) {
 	require.NoError(t, first())
 }
 
+// witness is an upstream that notes how reports end.
+type witness struct {
+	policydv1.UnimplementedRelayServiceServer
+
+	began chan struct{}
+	ends  chan error
+}
+
+func (w *witness) WatchCell(stream grpc.BidiStreamingServer[policydv1.WatchCellRequest, policydv1.WatchCellResponse]) error {
+	for {
+		_, err := stream.Recv()
+		if err != nil {
+			w.ends <- err
+			return err
+		}
+		w.began <- struct{}{}
+	}
+}
+
+func TestReporter_takes_leave_only_when_its_relay_does(t *testing.T) {
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	w := &witness{began: make(chan struct{}, 100), ends: make(chan error, 1)}
+	server := grpc.NewServer()
+	policydv1.RegisterRelayServiceServer(server, w)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+	conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	registry := fleet.New()
+	reporter := &peer.Reporter{Fleet: registry, About: func() *policydv1.Relay { return &policydv1.Relay{Id: "x"} }}
+
+	end := func(cause error) error {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		over := make(chan error, 1)
+		go func() { over <- reporter.Run(ctx, conn) }()
+		<-w.began
+		cancel(cause)
+		require.NoError(t, <-over)
+		return <-w.ends
+	}
+	require.ErrorIs(t, end(nil), io.EOF)
+	require.Equal(t, codes.Canceled, status.Code(end(errors.New("its stream has ended"))), "it is missed until it is back")
+}
+
 func TestCells_refuse_what_makes_no_sense(t *testing.T) {
 	for what, said := range map[string][]*policydv1.WatchCellRequest{
-		"nobody":                   {{}},
-		"another relay":            {{Relay: &policydv1.Relay{Id: "x"}}, {Relay: &policydv1.Relay{Id: "y"}}},
-		"too many below":           {{Relay: &policydv1.Relay{Id: "x", Below: make([]string, 1001)}}},
-		"a number left out":        {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Instances: []*policydv1.CellInstance{{Number: 1}}}},
-		"progress of nobody":       {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Complete: true, Progress: []*policydv1.CellProgress{{Runs: []uint32{0, 1}}}}},
-		"progress of everybody":    {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Complete: true, Progress: []*policydv1.CellProgress{{Runs: []uint32{1 << 31, 1 << 31, 1 << 31, 1 << 31}}}}},
-		"a number given to two":    {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Instances: []*policydv1.CellInstance{named(0, "a"), named(0, "b")}}},
-		"relays without an end":    {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Answered: make([]*policydv1.Relay, 1001)}},
-		"an instance of no number": {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Instances: []*policydv1.CellInstance{named(4_000_000_000, "a")}}},
+		"nobody":                      {{}},
+		"another relay":               {{Relay: &policydv1.Relay{Id: "x"}}, {Relay: &policydv1.Relay{Id: "y"}}},
+		"too many below":              {{Relay: &policydv1.Relay{Id: "x", Below: make([]string, 1001)}}},
+		"a number left out":           {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Instances: []*policydv1.CellInstance{named(1, "a")}}},
+		"progress of nobody":          {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Complete: true, Progress: []*policydv1.CellProgress{{Runs: []uint32{0, 1}}}}},
+		"progress of everybody":       {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Complete: true, Progress: []*policydv1.CellProgress{{Runs: []uint32{1 << 31, 1 << 31, 1 << 31, 1 << 31}}}}},
+		"a number given to two":       {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Instances: []*policydv1.CellInstance{named(0, "a"), named(0, "b")}}},
+		"relays without an end":       {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Answered: make([]*policydv1.Relay, 1001)}},
+		"a name that nobody can read": {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Instances: []*policydv1.CellInstance{named(0, "a\x00")}}},
+		"a relay below of no name":    {{Relay: &policydv1.Relay{Id: "x", Below: []string{""}}}},
+		"an instance of no number":    {{Relay: &policydv1.Relay{Id: "x"}}, {Question: 1, Instances: []*policydv1.CellInstance{named(4_000_000_000, "a")}}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			n := startNode(t, "n")

@@ -20,6 +20,9 @@ const (
 	maxPause   = 2 * time.Second
 	// maxMessage fits 500 instances whose reports list 200 endpoints each.
 	maxMessage = 64 << 20
+	// maxFirst bounds the instances of a first answer while it is incomplete. What exceeds it
+	// exceeds what a source keeps.
+	maxFirst = 2 * fleet.MaxInstances
 )
 
 // mirror keeps a fleet.Source as another replica has its instances.
@@ -125,7 +128,7 @@ func (m *mirror) follow(ctx context.Context) error {
 			first = nil
 			m.setWhole(true)
 			m.source.Update(nil, false) // who follows learns that the replica has answered
-		default:
+		case len(first) < maxFirst:
 			first = append(first, instances...)
 		}
 	}
@@ -136,7 +139,9 @@ func readInstances(m *policydv1.WatchFleetResponse, now time.Time) []fleet.Insta
 	ahead := now.Sub(m.GetServerTime().AsTime())
 	instances := make([]fleet.Instance, 0, len(m.GetInstances()))
 	for _, p := range m.GetInstances() {
-		instances = append(instances, readInstance(p, ahead))
+		if in := readInstance(p, ahead); fleet.ValidName(in.ID) {
+			instances = append(instances, in)
+		}
 	}
 	return instances
 }
@@ -154,5 +159,6 @@ func readInstance(p *policydv1.PeerInstance, ahead time.Duration) fleet.Instance
 			*t = t.Add(ahead)
 		}
 	}
+	in.Clip()
 	return in
 }

@@ -120,9 +120,9 @@ func (p *Peers) Ask(ctx context.Context) []fleet.Peer {
 	asking.Go(func() { relays = p.cfg.Cells.Ask(ctx) })
 	answers := make([]fleet.Peer, len(all))
 	for i, r := range all {
-		answers[i] = fleet.Peer{
-			ID: r.ID, Address: r.Address, Version: r.Version, StartedAt: r.StartedAt, Silent: !r.mirror.current(ctx),
-		}
+		// More instances than are kept are not counted either.
+		silent := !r.mirror.current(ctx) || r.mirror.source.Full()
+		answers[i] = fleet.Peer{ID: r.ID, Address: r.Address, Version: r.Version, StartedAt: r.StartedAt, Silent: silent}
 	}
 	asking.Wait()
 	for _, r := range all {

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -19,20 +17,8 @@ import (
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
 )
 
-// Bounds of what an instance may say. Names that mean something are refused beyond them,
-// text for people is cut.
-const (
-	maxInstanceName = 128
-	maxTargets      = 64
-	maxText         = 64
-	maxRejections   = 100
-	maxReason       = 300
-	maxPath         = 200
-	maxEndpoints    = 200
-	maxCodes        = 16
-	minReportEvery  = time.Second
-	maxPeriod       = time.Hour
-)
+// minReportEvery is how often an instance may report.
+const minReportEvery = time.Second
 
 type hello struct {
 	identity fleet.Identity
@@ -56,7 +42,7 @@ func (h *Hub) replaced(hello *hello) error {
 	if now := h.now(); h.complained.due(now) {
 		h.log.Warn("instances have left the data of this policyd for others, as after a restore, and are refused; "+
 			"if these are the right data, start one policyd with --new-epoch", "epoch", snap.epoch,
-			"instance", hello.identity.ID, "their_epoch", clip(hello.resume.epoch, maxText))
+			"instance", hello.identity.ID, "their_epoch", fleet.Clip(hello.resume.epoch, fleet.MaxText))
 	}
 	return status.Errorf(codes.Unavailable, "the data of this policyd (epoch %s) were replaced by others that the instance has seen", snap.epoch)
 }
@@ -76,17 +62,17 @@ func readHello(req *policydv1.WatchRequest) (*hello, error) {
 	if m == nil {
 		return nil, status.Error(codes.InvalidArgument, "hello: must be the first message")
 	}
-	if err := checkName("instance", m.GetInstance(), maxInstanceName); err != nil {
+	if err := checkName("instance", m.GetInstance(), fleet.MaxName); err != nil {
 		return nil, err
 	}
 	if m.GetNamespace() != "" {
 		if s, err := engine.ParseScope(m.GetNamespace()); err != nil || s.Level() != engine.LevelNamespace {
-			return nil, status.Errorf(codes.InvalidArgument, "hello: %q is no namespace", clip(m.GetNamespace(), maxText))
+			return nil, status.Errorf(codes.InvalidArgument, "hello: %q is no namespace", fleet.Clip(m.GetNamespace(), fleet.MaxText))
 		}
 	}
 	if m.GetService() != "" {
 		if _, err := engine.ParseScope("namespace/" + m.GetService()); err != nil || strings.Contains(m.GetService(), "/") {
-			return nil, status.Errorf(codes.InvalidArgument, "hello: %q is no service", clip(m.GetService(), maxText))
+			return nil, status.Errorf(codes.InvalidArgument, "hello: %q is no service", fleet.Clip(m.GetService(), fleet.MaxText))
 		}
 	}
 	targets, err := readTargets(m.GetTargets(), m.GetNamespace())
@@ -99,8 +85,8 @@ func readHello(req *policydv1.WatchRequest) (*hello, error) {
 	return &hello{
 		identity: fleet.Identity{
 			ID: m.GetInstance(), Namespace: m.GetNamespace(), Service: m.GetService(),
-			SDKLanguage: clip(m.GetSdkLanguage(), maxText), SDKVersion: clip(m.GetSdkVersion(), maxText),
-			Mode: modeName(m.GetMode()), Targets: targets, Source: clip(m.GetSource(), maxText),
+			SDKLanguage: fleet.Clip(m.GetSdkLanguage(), fleet.MaxText), SDKVersion: fleet.Clip(m.GetSdkVersion(), fleet.MaxText),
+			Mode: modeName(m.GetMode()), Targets: targets, Source: fleet.Clip(m.GetSource(), fleet.MaxText),
 			Drill: isDrillSDK(m.GetCapabilities()),
 		},
 		relay: m.GetRelay(),
@@ -119,8 +105,11 @@ func checkRelay(r *policydv1.Relay) error {
 	if len(r.GetBelow()) > MaxBelow {
 		return status.Errorf(codes.InvalidArgument, "hello: %d relays below: at most %d", len(r.GetBelow()), MaxBelow)
 	}
+	if len(r.GetHome()) > fleet.MaxName || len(r.GetAddress()) > fleet.MaxReason || len(r.GetVersion()) > fleet.MaxName {
+		return status.Error(codes.InvalidArgument, "hello: the relay says too much of itself")
+	}
 	for _, id := range append([]string{r.GetId()}, r.GetBelow()...) {
-		if err := checkName("relay", id, maxInstanceName); err != nil {
+		if err := checkName("relay", id, fleet.MaxName); err != nil {
 			return err
 		}
 	}
@@ -133,16 +122,16 @@ func checkName(what, name string, limit int) error {
 		return status.Errorf(codes.InvalidArgument, "hello: %s is empty", what)
 	case len(name) > limit:
 		return status.Errorf(codes.InvalidArgument, "hello: %s has %d bytes: at most %d", what, len(name), limit)
-	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return status.Errorf(codes.InvalidArgument, "hello: %s %q holds characters that cannot be printed", what, clip(name, maxText))
+	case !fleet.Printable(name):
+		return status.Errorf(codes.InvalidArgument, "hello: %s %q holds characters that cannot be printed", what, fleet.Clip(name, fleet.MaxText))
 	}
 	return nil
 }
 
 // readTargets returns the scopes that names mean for an instance of a namespace.
 func readTargets(names []string, namespace string) ([]engine.Scope, error) {
-	if len(names) > maxTargets {
-		return nil, status.Errorf(codes.InvalidArgument, "targets: %d scopes: at most %d", len(names), maxTargets)
+	if len(names) > fleet.MaxTargets {
+		return nil, status.Errorf(codes.InvalidArgument, "targets: %d scopes: at most %d", len(names), fleet.MaxTargets)
 	}
 	targets := make([]engine.Scope, 0, len(names))
 	for _, name := range names {
@@ -173,52 +162,29 @@ func rejections(all []*policydv1.Rejection) []fleet.Rejection {
 	if len(all) == 0 {
 		return nil
 	}
-	all = all[:min(len(all), maxRejections)]
+	all = all[:min(len(all), fleet.MaxRejections)]
 	kept := make([]fleet.Rejection, len(all))
 	for i, r := range all {
 		kept[i] = fleet.Rejection{
-			Scope: clip(r.GetScope(), maxPath), Revision: r.GetRevision(),
-			Field: clip(r.GetField(), maxPath), Reason: clip(r.GetReason(), maxReason),
+			Scope: fleet.Clip(r.GetScope(), fleet.MaxPath), Revision: r.GetRevision(),
+			Field: fleet.Clip(r.GetField(), fleet.MaxPath), Reason: fleet.Clip(r.GetReason(), fleet.MaxReason),
 		}
 	}
 	return kept
 }
 
 func report(m *policydv1.Report) *fleet.Report {
-	r := &fleet.Report{Period: min(max(m.GetPeriod().AsDuration(), 0), maxPeriod)}
+	r := &fleet.Report{Period: min(max(m.GetPeriod().AsDuration(), 0), fleet.MaxPeriod)}
 	r.Endpoints = make([]fleet.EndpointReport, 0, len(m.GetEndpoints()))
 	for _, e := range m.GetEndpoints() {
 		r.Endpoints = append(r.Endpoints, fleet.EndpointReport{
-			Endpoint: clip(e.GetEndpoint(), maxPath),
+			Endpoint: fleet.Clip(e.GetEndpoint(), fleet.MaxPath),
 			Calls:    max(e.GetCalls(), 0), Attempts: max(e.GetAttempts(), 0), Failed: max(e.GetFailed(), 0),
 			Rescued: max(e.GetRescued(), 0), Rejected: max(e.GetRejected(), 0),
-			Suppressed: suppressed(e.GetSuppressed()), Breaker: clip(e.GetBreaker(), maxText),
+			Suppressed: fleet.FoldCodes(e.GetSuppressed(), fleet.MaxCodes), Breaker: fleet.Clip(e.GetBreaker(), fleet.MaxText),
 			BudgetLeft: max(e.GetBudgetLeft(), 0), Unmatched: e.GetUnmatched(),
 		})
 	}
-	r.Fold(maxEndpoints)
+	r.Fold(fleet.MaxReported)
 	return r
-}
-
-// suppressed keeps the first codes and sums the rest.
-func suppressed(all map[string]int64) map[string]int64 {
-	if len(all) == 0 {
-		return nil
-	}
-	kept := make(map[string]int64, min(len(all), maxCodes))
-	for code, n := range all {
-		if code = clip(code, maxText); len(kept) >= maxCodes {
-			code = fleet.Other
-		}
-		kept[code] += max(n, 0)
-	}
-	return kept
-}
-
-// clip cuts s to at most n bytes of valid UTF-8.
-func clip(s string, n int) string {
-	if len(s) > n {
-		s = s[:n]
-	}
-	return strings.ToValidUTF8(s, "")
 }
