@@ -84,3 +84,23 @@ func TestA_message_beyond_what_any_instance_says_ends_its_stream(t *testing.T) {
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
 	require.ErrorContains(t, err, "at most 1048576")
 }
+
+func TestAn_instance_that_confirms_what_it_does_not_read_holds_up_nobody(t *testing.T) {
+	b := start(t, func(c *push.Config) { c.Limits.Writers = 1 })
+	b.load()
+	// A window that does not grow.
+	blind := open(t, dial(t, b.addr, grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10)))
+	blind.say(hello("blind"))
+	other := b.join(t, hello("other"))
+	blind.until(10)
+	other.until(10)
+	wanted := func() int64 { in, _ := b.fleet.Instance("blind"); return in.Wanted }
+	for range 20 { // several times what may lie unread
+		revision := b.put("shop/payments/x", strings.Repeat("x", 20<<10))
+		other.until(revision)
+		eventually(t, "its turn", func() bool { return wanted() == revision || b.Stats().CutOff > 0 })
+		blind.say(&policydv1.Ack{Epoch: "e1", Revision: revision})
+	}
+	other.until(b.commit(switchChange("ks-1", "shop/payments", false)))
+	require.EqualValues(t, 1, b.Stats().CutOff)
+}

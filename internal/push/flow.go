@@ -59,6 +59,10 @@ func (f *flow) confirm(revision int64, now time.Duration) (waited time.Duration,
 	return waited, ok
 }
 
+// read notes that the marked update was read and is of no use: what has to replace it may not
+// wait for its confirmation.
+func (f *flow) read() { _, _ = f.confirm(f.mark, 0) }
+
 func (f *flow) stall(now time.Duration) {
 	if f.stalledSince == 0 {
 		f.stalledSince = max(now, 1)

@@ -154,7 +154,11 @@ func (h *Hub) Publish(u policy.Update) { h.inbox.put(u, h.now()) }
 
 // Run gathers, applies and sends what is published until ctx is done, then ends all streams.
 func (h *Hub) Run(ctx context.Context) error {
-	var writers sync.WaitGroup
+	var writers, guard sync.WaitGroup
+	over := make(chan struct{})
+	guard.Go(func() { h.watchSends(over) })
+	defer guard.Wait()
+	defer close(over)
 	defer writers.Wait()
 	defer h.Close()
 	for _, s := range h.shards {

@@ -14,7 +14,8 @@ type Stats struct {
 	// Streams that are served now, and how many different sets of targets they have.
 	Streams, Views int
 	// Accepted, Refused and Resumed count streams: admitted, turned away, and admitted
-	// without need of a snapshot. CutOff were ended because they confirmed nothing.
+	// without need of a snapshot. CutOff were ended because they confirmed nothing, or what
+	// they had not read.
 	Accepted, Refused, Resumed, CutOff int64
 	// Published counts updates that came in, Updates and Bytes what went out to streams.
 	Published, Updates, Bytes int64

@@ -30,9 +30,7 @@ type stream struct {
 
 	known // guarded by Hub.roster
 
-	// atomic
-	received   atomic.Int64 // when the instance was last heard of, a time.Duration
-	progressed atomic.Int64 // when the last piece of a transfer went out, the same
+	signs
 
 	transfers sync.WaitGroup
 
@@ -48,6 +46,14 @@ type stream struct {
 
 	// owned by the shard
 	place place
+}
+
+// signs of life, atomic but for watched, which Hub.roster guards.
+type signs struct {
+	received   atomic.Int64  // when the instance was last heard of, a time.Duration
+	progressed atomic.Int64  // when the last piece of a transfer went out, the same
+	sends      atomic.Uint32 // begun and ended: odd while one is under way
+	watched    uint32        // sends when Hub.blocked last looked
 }
 
 // known is who a stream is.
@@ -189,8 +195,9 @@ func (s *stream) patient(st *viewState) bool {
 	return s.base >= st.urgent && s.resume == nil && s.whole == notWhole && s.epoch == st.snap.epoch
 }
 
-// send is guarded by mu. It cannot block: less than half of what gRPC buffers for the
-// stream is unconfirmed, so that gRPC takes one more message whatever its size.
+// send is guarded by mu. It does not block: less than half of what gRPC buffers for the
+// stream is unconfirmed, so that gRPC takes one more message whatever its size. Unless the
+// instance confirms what it has not read; see Hub.watchSends.
 func (s *stream) send(st *viewState, from point, now time.Duration) {
 	m := st.message(s.view, from)
 	if s.epoch != m.epoch {
@@ -201,6 +208,9 @@ func (s *stream) send(st *viewState, from point, now time.Duration) {
 		s.told = s.resume.revision // it would refuse less
 	}
 	within := confirmWithin(max(st.readers, s.view.refs.Load()))
+	if m.size() > s.hub.cfg.Limits.Unconfirmed/2 {
+		within = 0 // until it is confirmed, there may be no room for a switch
+	}
 	if len(m.pieces) > 1 {
 		revision := max(s.told, st.snap.revision)
 		s.busy = true
@@ -221,7 +231,10 @@ func (s *stream) send(st *viewState, from point, now time.Duration) {
 
 // put hands a frame to gRPC. Guarded by mu, or by busy.
 func (s *stream) put(f *frame) bool {
-	if err := s.conn.SendMsg(f); err != nil {
+	s.sends.Add(1)
+	err := s.conn.SendMsg(f)
+	s.sends.Add(1)
+	if err != nil {
 		s.ended = true // its Recv says why
 		return false
 	}
@@ -285,6 +298,7 @@ func (s *stream) confirm(a *plainAck, rejected []fleet.Rejection) error {
 		s.hub.stats.propagation.observe(waited)
 	}
 	if a.wantSnapshot {
+		s.flow.read()
 		if s.whole == notWhole {
 			s.whole = wholeAsked
 		}
