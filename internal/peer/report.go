@@ -4,6 +4,7 @@ package peer
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -34,7 +35,9 @@ type Reporter struct {
 	About func() *policydv1.Relay
 }
 
-// Run reports over conn until ctx ends, which is no failure, or the stream does.
+// Run reports over conn until ctx ends, which is no failure, or the stream does. If ctx ends
+// with a cause of its own, the relay stays and is missed until it reports again; else it
+// leaves, and so do its instances.
 func (r *Reporter) Run(ctx context.Context, conn grpc.ClientConnInterface) error {
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -60,6 +63,9 @@ func (r *Reporter) Run(ctx context.Context, conn grpc.ClientConnInterface) error
 		}
 		select {
 		case <-ctx.Done():
+			if !errors.Is(context.Cause(ctx), context.Canceled) {
+				return nil
+			}
 			// An orderly end tells the upstream that the instances are on their way to others.
 			_ = stream.CloseSend() // it may have ended by itself
 			select {

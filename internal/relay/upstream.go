@@ -33,6 +33,7 @@ const (
 var (
 	errConnecting = errors.New("not connected yet")
 	errSilent     = errors.New("no heartbeat within 37.5s")
+	errEnded      = errors.New("the stream has ended")
 	errGoAway     = errors.New("the upstream asked to reconnect")
 	errCutOff     = errors.New("the upstream is cut off itself")
 	errEpoch      = errors.New("the upstream is cut off itself and has data of another epoch")
@@ -120,7 +121,7 @@ func (s *session) serve(ctx context.Context) error {
 	}
 	var reporting sync.WaitGroup
 	defer reporting.Wait()
-	defer s.cancel(nil)
+	defer s.cancel(errEnded) // not of the relay: those behind it are still there
 	s.onServing = func() { reporting.Go(func() { s.report(ctx) }) }
 	hello := &policydv1.WatchRequest{Kind: &policydv1.WatchRequest_Hello{Hello: s.r.hello()}}
 	if err := s.send(hello); err != nil {
