@@ -61,8 +61,10 @@ type Service struct {
 	// kick wakes the sweeper after a change of switches made here.
 	kick chan struct{}
 
+	// mu guards the fields below.
 	mu     sync.Mutex
-	recent map[policy.Revision][]engine.Scope // guarded by mu; what recent commits of ours concern
+	recent map[policy.Revision][]engine.Scope // what recent commits of ours concern
+	epoch  policy.Epoch                       // of which they are
 }
 
 // Caller is who asks, through which tool, and in which request.
@@ -156,8 +158,13 @@ func (s *Service) commit(ctx context.Context, tx policy.Transaction) (policy.Rev
 const maxRecent = 512
 
 func (s *Service) remember(revision policy.Revision, tx policy.Transaction) {
+	epoch := s.store.View().Epoch
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.epoch != epoch {
+		clear(s.recent) // a restore uses revisions again
+		s.epoch = epoch
+	}
 	s.recent[revision] = scopesOf(tx)
 	if len(s.recent) > maxRecent {
 		oldest := revision

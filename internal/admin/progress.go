@@ -221,7 +221,7 @@ func (s *Service) revisionConcern(view *policy.View, revision policy.Revision) *
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// Ours is complete: it also knows the deletions.
-	if ours, ok := s.recent[revision]; ok {
+	if ours, ok := s.recent[revision]; ok && s.epoch == view.Epoch {
 		c.scopes = ours
 	}
 	return c

@@ -232,6 +232,20 @@ func TestProgress_of_an_instance_that_rejects_more_than_it_can_name(t *testing.T
 	require.Equal(t, admin.Progress{Target: 2, InForce: 1, Rejected: 1}, r.Progress, "this document may be among the others")
 }
 
+func TestProgress_after_a_restore_does_not_take_a_revision_for_what_it_was_before(t *testing.T) {
+	h := newHouse(t)
+	at := h.seed(t, doc(payments, settings{}))
+	h.connect("payments", int64(at), payments)
+	h.connect("media", int64(at)-1, "media").Wanted(int64(at))
+	restored := *h.store.Memory.View()
+	restored.Epoch = "another"
+	restored.Policies = map[engine.Scope]*policy.Policy{"media": {Scope: "media", Revision: at}}
+	h.store.lag.Store(&restored)
+	r, err := h.Progress(t.Context(), admin.Subject{Revision: at})
+	require.NoError(t, err)
+	require.Equal(t, admin.Progress{Target: 1, Behind: 1}, r.Progress)
+}
+
 func TestProgress_of_a_deletion(t *testing.T) {
 	h := newHouse(t)
 	at := h.seed(t, doc(payments, settings{}))

@@ -142,7 +142,7 @@ func relayReadiness(r *relay.Relay, stopping bool) error {
 	case st.Epoch == "":
 		return fmt.Errorf("there is nothing to serve yet; upstream %s: %w", st.Upstream, st.Err)
 	case !st.CutOff.IsZero() && st.Connected:
-		return fmt.Errorf("the upstream %s is cut off itself since %s; the last known good is still served", st.Upstream, st.CutOff.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the upstream %s is cut off itself, or what it has is not here yet, since %s; the last known good is still served", st.Upstream, st.CutOff.UTC().Format(time.RFC3339))
 	case !st.CutOff.IsZero():
 		return fmt.Errorf("cut off since %s; the last known good is still served; upstream %s: %w",
 			st.CutOff.UTC().Format(time.RFC3339), st.Upstream, st.Err)
