@@ -140,8 +140,9 @@ func checkEpochs(r *record, settled bool) (found []violation) {
 	return found
 }
 
-// checkHashes compares every state that an instance confirmed with the store at that
-// revision, and every message with what can be used.
+// checkHashes compares every state that an instance confirmed, or says to hold when it comes,
+// with the store at that revision, and every message with what can be used. What an instance
+// holds counts as of the last heartbeat: one that vouched for more than was sent is found here.
 func checkHashes(instance int, history []event, r *record) (found []violation, compared int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -151,7 +152,7 @@ func checkHashes(instance int, history []event, r *record) (found []violation, c
 		case "unfit", "mismatch", "unreadable", "rejected":
 			found = append(found, violation{ruleMessage, instance, e.String()})
 		}
-		if e.Kind != "ack" || !e.HasHash {
+		if confirmed := e.Kind == "ack" && e.HasHash; !confirmed && (e.Kind != "hello" || e.Epoch == "") {
 			continue
 		}
 		known, fits := false, false

@@ -141,11 +141,16 @@ func TestChecks_hashes(t *testing.T) {
 	has := func(revision int64, hash uint64) event {
 		return event{Kind: "ack", Epoch: "a", Revision: revision, Hash: hash, HasHash: true}
 	}
+	came := func(revision int64, hash uint64) event {
+		return event{Kind: "hello", Epoch: "a", Revision: revision, Hash: hash}
+	}
 	for name, tc := range map[string]struct {
 		instance int
 		history  []event
 		want     int
 	}{
+		"what is held":                    {0, []event{{Kind: "hello"}, came(6, at5), came(7, at7)}, 0},
+		"a heartbeat that said too much":  {0, []event{came(7, at5)}, 1},
 		"what the store had":              {0, []event{has(3, 0), has(5, at5), has(6, at5), has(7, at7), has(9, 0)}, 0},
 		"nothing, by who sees nothing":    {1, []event{has(5, 0), has(7, 0), has(9, 0)}, 0},
 		"what the store had before":       {0, []event{has(7, at5)}, 1},
