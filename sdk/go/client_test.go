@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -276,6 +277,7 @@ func TestPolicyFile_says_for_as_long_as_it_is_refused(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "p.json")
 		write := func(spec string) {
 			t.Helper()
+			synctest.Wait() // no look at half of a file
 			if err := os.WriteFile(path, []byte(fileHead+spec+"}}"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -303,6 +305,30 @@ func TestPolicyFile_says_for_as_long_as_it_is_refused(t *testing.T) {
 		}
 		if refusals != 1 || maxAttempts(c, "shop/x") != 2 {
 			t.Errorf("told %d times", refusals)
+		}
+	})
+}
+
+func TestPolicyFile_gives_way_to_the_disk_cache(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "p.json")
+	if err := os.WriteFile(path, []byte(fileHead+"5}}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := pipeServer(t)
+		opts := []policyd.Option{policyd.WithPolicyFile(path), policyd.WithCacheDir(dir)}
+		c := s.client(opts...)
+		s.next().apply(t, wholeState("e", 5, tries("shop", 3, 4), switchEntry("ks-1", "shop", 5, time.Hour)))
+		if err := c.Close(t.Context()); err != nil { // flushes
+			t.Fatal(err)
+		}
+		s.stop()
+
+		again := s.client(opts...)
+		time.Sleep(time.Minute)
+		if st := again.Status(); st.Source != "disk cache" || st.Revision != 5 || len(st.Switches) != 1 || maxAttempts(again, "shop/x") != 1 {
+			t.Errorf("status %+v, maxAttempts %d: policyd is gone, and its switch with it", st, maxAttempts(again, "shop/x"))
 		}
 	})
 }
@@ -741,6 +767,26 @@ func TestHooks_cannot_hold_up_or_break_the_client(t *testing.T) {
 		}
 		if c.Status().State != policyd.StateLive {
 			t.Fatalf("status %+v", c.Status())
+		}
+	})
+}
+
+func TestHooks_that_end_their_goroutine_hold_up_no_other(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := pipeServer(t)
+		var told []int64
+		c := s.client(policyd.WithHooks(policyd.Hooks{OnPolicy: func(e policyd.PolicyEvent) {
+			told = append(told, e.Revision)
+			runtime.Goexit() // as testing.T.FailNow does
+		}}))
+		conn := s.next()
+		conn.apply(t, wholeState("e", 1, tries("shop", 1, 2)))
+		conn.apply(t, wholeState("e", 2, tries("shop", 2, 3)))
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if !slices.Equal(told, []int64{1, 2}) {
+			t.Errorf("told of revisions %v", told)
 		}
 	})
 }

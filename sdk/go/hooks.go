@@ -128,12 +128,19 @@ func (n *notifier) tell(event func()) {
 }
 
 func (n *notifier) run() {
+	ended := false
+	defer func() {
+		if !ended { // a hook left by runtime.Goexit, as testing.T.FailNow does
+			go n.run()
+		}
+	}()
 	for {
 		n.mu.Lock()
 		if len(n.queue) == 0 {
 			n.running, n.queue = false, nil
 			close(n.idle)
 			n.mu.Unlock()
+			ended = true
 			return
 		}
 		event := n.queue[0]

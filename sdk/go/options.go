@@ -130,8 +130,9 @@ func WithMode(m Mode) Option {
 }
 
 // WithPolicyFile names a file of documents, YAML or JSON, as policyctl reads and `policyctl
-// export` writes it, for development and air gaps. It is read again when it changes (write it
-// whole: to another name, then rename), and used until policyd answers. New fails on a file
+// export` writes it, for development and air gaps. It is used until policyd answers, and not at
+// all by a process that starts with what policyd said before, in the disk cache. It is read
+// again when it changes (write it whole: to another name, then rename). New fails on a file
 // that it cannot read; later, the last good content stays. Default none. POLICYD_FILE.
 func WithPolicyFile(path string) Option {
 	return func(c *config) { c.policyFile = path }
@@ -266,6 +267,7 @@ func (c *config) setTargets(source string, scopes []string) {
 	}
 	if len(c.targets) > maxTargets {
 		c.fail(source, fmt.Errorf("%d targets: at most %d", len(c.targets), maxTargets))
+		c.targets = c.targets[:maxTargets] // policyd would refuse the instance
 	}
 }
 

@@ -92,6 +92,17 @@ func TestEnvironment_is_the_default_of_every_option(t *testing.T) {
 	}
 }
 
+func TestTargets_too_many_are_left_out(t *testing.T) {
+	list := strings.Repeat("shop,", 64)
+	_, targets, _, _, _, err := policyd.ParseEnvironment(map[string]string{"POLICYD_TARGETS": list + "fx"})
+	if err == nil || !strings.Contains(err.Error(), "POLICYD_TARGETS: 65 targets: at most 64") {
+		t.Errorf("error %v", err)
+	}
+	if got := strings.Join(targets, ",") + ","; got != list { // policyd refuses an instance with more
+		t.Errorf("targets %s", got)
+	}
+}
+
 func TestNew_without_an_address_is_static_and_starts_nothing(t *testing.T) {
 	noLeak(t, 0, func() {
 		c := newWatched(t, policyd.WithCacheDir(""))

@@ -215,6 +215,7 @@ func newClient(cfg config) *Client {
 func (c *Client) loadStart() error {
 	now := time.Now()
 	if c.loadCache(now) {
+		c.file = nil // policyd's word goes before it, also when policyd is gone
 		return nil
 	}
 	if c.file != nil {
