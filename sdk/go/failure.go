@@ -50,7 +50,7 @@ func (w *why) detail(code Code) string {
 	case CodeConcurrency:
 		return concurrencyText(p)
 	case CodeBudget:
-		return fmt.Sprintf("%s of calls in %s", percent(p.Budget.Ratio), engine.FormatDuration(p.Budget.Window))
+		return budgetText(p)
 	case CodeGate:
 		g := &p.Budget.SuccessGate
 		return fmt.Sprintf("under %s of the last %d calls succeeded", percent(g.MinSuccessRate), g.Window)
@@ -70,6 +70,18 @@ func (w *why) detail(code Code) string {
 	default:
 		return ""
 	}
+}
+
+// budgetText names every limit that may have refused: a Decision does not say which did.
+func budgetText(p *engine.Policy) string {
+	if p.Extras != nil && p.Extras.BudgetShared {
+		return "of the service"
+	}
+	text := fmt.Sprintf("%s of calls in %s", percent(p.Budget.Ratio), engine.FormatDuration(p.Budget.Window))
+	if p.Budget.Tokens.Enabled {
+		text += ", or tokens"
+	}
+	return text
 }
 
 // ruleText says what opened a breaker: "rule consecutive: 5 failures".

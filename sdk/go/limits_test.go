@@ -366,6 +366,21 @@ func TestBudget_and_gate_say_why(t *testing.T) {
 			t.Fatalf("got  %v\nwant %s", err, tightened)
 		}
 
+		for limit, text := range map[*set]string{
+			{engine.BudgetTokensEnabled: engine.Bool(true)}: "10 % of calls in 10s, or tokens",
+			{engine.BudgetScope: engine.Enum("service")}:    "of the service",
+		} {
+			c = newClient(t, p0)
+			c.Put([]engine.Document{
+				{Scope: engine.Global, Revision: 3, Settings: open},
+				{Scope: "shop/upstream", Revision: 4, Settings: with(tight(0.1), *limit)},
+			})
+			_, err = policyd.Do(t.Context(), ep, func(context.Context) (int, error) { return 0, httpError(503) }, policyd.Using(c))
+			if err == nil || !strings.Contains(err.Error(), "budget_exhausted ("+text+"): status 503") {
+				t.Fatalf("got %v\nwant %s", err, text)
+			}
+		}
+
 		c = newClient(t, with(p0, set{engine.BudgetSuccessGateEnabled: engine.Bool(true), engine.MaxAttempts: engine.Int(2)}))
 		fails(t, c, 20)
 		_, err = policyd.Do(t.Context(), ep, func(context.Context) (int, error) { return 0, httpError(503) }, policyd.Using(c))
