@@ -377,7 +377,8 @@ func (w *world) metric(p int, name string) (float64, error) {
 	return 0, errors.New("no metric " + name)
 }
 
-// lagging returns the instances that have not confirmed what the store holds.
+// lagging returns the instances that have not confirmed what the store holds: keys and
+// revisions, as the hash says.
 func (w *world) lagging() []int {
 	goals := w.record.goals()
 	w.says.mu.Lock()
@@ -385,9 +386,12 @@ func (w *world) lagging() []int {
 	var behind []int
 	for i, e := range w.says.last {
 		g := goals[i%len(goals)]
-		if e.Epoch != g.epoch || e.Revision < g.revision || e.HasHash && e.Hash != g.hash && e.Revision >= g.revision {
-			behind = append(behind, i)
+		// Of a document that came and went while its policyd read nothing, an instance need not
+		// hear: then it has the state, confirmed at an earlier revision.
+		if e.Epoch == g.epoch && (e.HasHash && e.Hash == g.hash || !e.HasHash && e.Revision >= g.revision) {
+			continue
 		}
+		behind = append(behind, i)
 	}
 	return behind
 }

@@ -47,7 +47,7 @@ func decode(key string, raw []byte, revision policy.Revision) (document, error) 
 	if err != nil {
 		return document{}, err
 	}
-	if sw.ID != strings.TrimPrefix(key, dirSwitches) {
+	if id := strings.TrimPrefix(key, dirSwitches); sw.ID != id || id == "" {
 		return document{}, fmt.Errorf("the document is of switch %q", sw.ID)
 	}
 	d.active, d.scope = sw, sw.Scope

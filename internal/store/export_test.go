@@ -3,6 +3,8 @@
 package store
 
 import (
+	"strings"
+
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -32,13 +34,13 @@ func Absorb(s *Store, key string, value []byte, deleted bool) (updates []policy.
 	again := l()
 	if !deleted {
 		switch {
-		case len(key) > len(dirPolicies) && key[:len(dirPolicies)] == dirPolicies:
+		case strings.HasPrefix(key, dirPolicies):
 			again.policies = append(again.policies, kv)
-		case len(key) > len(dirSwitches) && key[:len(dirSwitches)] == dirSwitches:
+		case strings.HasPrefix(key, dirSwitches):
 			again.switches = append(again.switches, kv)
-		case len(key) > len(dirEnded) && key[:len(dirEnded)] == dirEnded:
+		case strings.HasPrefix(key, dirEnded):
 			again.ended = append(again.ended, kv)
-		case len(key) > len(dirTombstones) && key[:len(dirTombstones)] == dirTombstones:
+		case strings.HasPrefix(key, dirTombstones):
 			again.tombstones = append(again.tombstones, kv)
 		case key == keyDeletions:
 			again.deletions = kv

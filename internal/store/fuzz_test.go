@@ -22,6 +22,8 @@ func FuzzStoredValue(f *testing.F) {
 	require.NoError(f, err)
 	sw, err := wire.EncodeSwitch(storetest.Switch("ks-1", "shop"))
 	require.NoError(f, err)
+	nameless, err := wire.EncodeSwitch(storetest.Switch("", "shop"))
+	require.NoError(f, err)
 	tombstones, err := proto.Marshal(&policydv1.StoredTombstones{Keys: []string{"policies/shop", "\x00", "policies/"}})
 	require.NoError(f, err)
 	deletions, err := proto.Marshal(&policydv1.StoredDeletions{SinceRevision: -4})
@@ -42,6 +44,7 @@ func FuzzStoredValue(f *testing.F) {
 		{"policies/shop/cart", shop},
 		{"policies/", shop},
 		{"switches/ks-1", sw},
+		{"switches/", nameless},
 		{"ended/ks-1", sw},
 		{"switches/ks-2", shop},
 		{"tombstones/a", tombstones},
