@@ -22,6 +22,7 @@ import (
 
 	"github.com/policyd/policyd/sdk/go/engine"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+	"github.com/policyd/policyd/sdk/go/reconnect"
 )
 
 func doc(key string, revision int64) sent {
@@ -364,21 +365,24 @@ func TestClock_follows_the_upstream_and_not_its_delays(t *testing.T) {
 }
 
 func TestReconnect_spreads_and_forgives(t *testing.T) {
-	failed := ended{err: status.Error(codes.Unavailable, "x")}
-	var r reconnect
+	failed := reconnect.Ended{Err: status.Error(codes.Unavailable, "x")}
+	var r reconnect.Wait
+	all := func() float64 { return 1 }
+	none := func() float64 { return 0 }
 	var limits []time.Duration
 	for range 8 {
-		limits = append(limits, r.after(failed, 1))
+		limits = append(limits, r.After(failed, all))
 	}
 	s := time.Second
 	require.Equal(t, []time.Duration{s, 2 * s, 4 * s, 8 * s, 16 * s, 30 * s, 30 * s, 30 * s}, limits)
-	require.Zero(t, r.after(failed, 0), "a random share of it")
-	require.Equal(t, 30*s, r.after(ended{err: failed.err, up: healthy - 1}, 1))
-	require.Equal(t, s, r.after(ended{err: failed.err, up: healthy}, 1), "a long stream forgives")
-	require.Zero(t, r.after(ended{up: healthy, comeBack: time.Now()}, 1), "the window spreads")
+	require.Zero(t, r.After(failed, none), "a random share of it")
+	require.Equal(t, 30*s, r.After(reconnect.Ended{Err: failed.Err, Up: 60*s - 1}, all))
+	require.Equal(t, s, r.After(reconnect.Ended{Err: failed.Err, Up: 60 * s}, all), "a long stream forgives")
+	require.Zero(t, r.After(reconnect.Ended{Up: 60 * s, ComeBack: time.Now()}, all), "the window spreads")
 
 	full, err := status.New(codes.ResourceExhausted, "full").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(7 * s)})
 	require.NoError(t, err)
-	require.GreaterOrEqual(t, r.after(ended{err: full.Err()}, 0), 7*s)
-	require.GreaterOrEqual(t, r.after(ended{err: status.Error(codes.FailedPrecondition, "loop")}, 0), refusedWait)
+	require.GreaterOrEqual(t, r.After(reconnect.Ended{Err: full.Err()}, none), 7*s)
+	loop := status.Error(codes.FailedPrecondition, "loop")
+	require.GreaterOrEqual(t, r.After(reconnect.Ended{Err: loop, Refused: refused(loop)}, none), 30*s)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/policyd/policyd/internal/policy"
 	"github.com/policyd/policyd/sdk/go/engine"
 	policydv1 "github.com/policyd/policyd/sdk/go/gen/policyd/v1"
+	"github.com/policyd/policyd/sdk/go/reconnect"
 )
 
 const (
@@ -44,7 +45,7 @@ var (
 
 // follow keeps one stream to an upstream open, never two, until ctx ends.
 func (r *Relay) follow(ctx context.Context) {
-	var wait reconnect
+	var wait reconnect.Wait
 	for next := int(share() * float64(len(r.cfg.Upstream))); ; next++ {
 		addr := r.cfg.Upstream[next%len(r.cfg.Upstream)]
 		s := &session{r: r, addr: addr, heard: time.Now()}
@@ -52,11 +53,32 @@ func (r *Relay) follow(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.lost(ctx, addr, end.err, s.heard)
-		left := max(0, time.Until(end.comeBack))
-		if !sleep(ctx, left+wait.after(end, share())) {
+		r.lost(ctx, addr, end.Err, s.heard)
+		left := max(0, time.Until(end.ComeBack))
+		if !sleep(ctx, left+wait.After(end, share)) {
 			return
 		}
+	}
+}
+
+// refused reports whether an upstream will not have this relay: for its token, or a loop.
+func refused(err error) bool {
+	switch status.Code(err) { //nolint:exhaustive // the others pass
+	case codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition:
+		return true
+	}
+	return false
+}
+
+// sleep waits for d and reports false if ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
 	}
 }
 
@@ -82,7 +104,7 @@ type session struct {
 }
 
 // run opens the stream, serves it to its end and says how it ended.
-func (s *session) run(ctx context.Context) ended {
+func (s *session) run(ctx context.Context) reconnect.Ended {
 	own, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s.cancel = cancel
@@ -96,9 +118,9 @@ func (s *session) run(ctx context.Context) ended {
 	if err == io.EOF { //nolint:errorlint // gRPC returns it bare
 		err = errors.New("the upstream ended the stream")
 	}
-	end := ended{err: err, comeBack: s.comeBack}
+	end := reconnect.Ended{Err: err, Refused: refused(err), ComeBack: s.comeBack}
 	if !s.upSince.IsZero() {
-		end.up = time.Since(s.upSince)
+		end.Up = time.Since(s.upSince)
 	}
 	return end
 }

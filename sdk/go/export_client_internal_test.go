@@ -55,7 +55,7 @@ func ParseEnvironment(env map[string]string, opts ...Option) (addrs, targets []s
 
 // WaitAfter returns the wait after the n-th stream in a row that ended after up.
 func (r *Reconnect) WaitAfter(err error, up time.Duration, comeBack time.Time, share float64) time.Duration {
-	return r.After(reconnect.Ended{Err: err, Up: up, ComeBack: comeBack}, func() float64 { return share })
+	return r.After(reconnect.Ended{Err: err, Refused: refused(err), Up: up, ComeBack: comeBack}, func() float64 { return share })
 }
 
 // Reconnect is the policy of reconnecting.

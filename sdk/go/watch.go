@@ -52,7 +52,7 @@ func (c *Client) watch(ctx context.Context) {
 			c.link.closed()
 			return
 		}
-		c.link.lost(addr, end.Err, refused(end.Err))
+		c.link.lost(addr, end.Err, end.Refused)
 		// After a GoAway the next stream comes at its own time, even if the old one ended early.
 		left := max(0, time.Until(end.ComeBack))
 		if !sleep(ctx, left+wait.After(end, c.random)) {
@@ -117,7 +117,7 @@ func (c *Client) stream(ctx context.Context, addr string) reconnect.Ended {
 	if err == io.EOF { //nolint:errorlint // gRPC returns it bare
 		err = errors.New("policyd ended the stream")
 	}
-	end := reconnect.Ended{Err: err, ComeBack: s.comeBack}
+	end := reconnect.Ended{Err: err, Refused: refused(err), ComeBack: s.comeBack}
 	if !s.upSince.IsZero() {
 		end.Up = time.Since(s.upSince)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reconnect decides how long an instance waits before its next stream to policyd. There
+// Package reconnect decides how long an instance or a relay waits before its next stream. There
 // is no compatibility promise outside this repository.
 package reconnect
 
@@ -17,7 +17,7 @@ const (
 	firstWait    = time.Second
 	longestWait  = 30 * time.Second
 	healthy      = 60 * time.Second // a stream that lasted this long forgives what was before
-	refusedWait  = 30 * time.Second // after a refused token
+	refusedWait  = 30 * time.Second // after a refusal
 	longestAsked = 5 * time.Minute  // of a wait that policyd asks for
 )
 
@@ -28,6 +28,8 @@ type Wait struct{ failures int }
 // Ended is how a stream, or the attempt to open one, came to its end.
 type Ended struct {
 	Err error
+	// Refused: the other side will not serve this one, and the next try will not change that.
+	Refused bool
 	// Up is how long the stream served updates; 0 if it never did.
 	Up time.Duration
 	// ComeBack is the random time within its window at which policyd, with a GoAway, asked for
@@ -47,11 +49,11 @@ func (w *Wait) After(e Ended, random func() float64) time.Duration {
 	limit := w.limit()
 	w.failures++
 	wait := time.Duration(random() * float64(limit))
-	switch status.Code(e.Err) {
-	case codes.ResourceExhausted:
-		return wait + min(askedWait(e.Err), longestAsked)
-	case codes.Unauthenticated, codes.PermissionDenied:
+	switch {
+	case e.Refused:
 		return refusedWait + time.Duration(random()*float64(refusedWait/10))
+	case status.Code(e.Err) == codes.ResourceExhausted:
+		return wait + min(askedWait(e.Err), longestAsked)
 	default:
 		return wait
 	}
