@@ -3,8 +3,10 @@
 package store_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -217,6 +219,32 @@ func TestStore_watch_does_not_go_on_over_another_connection(t *testing.T) {
 	s.heard.Wait(t, "an edit", func(all []policy.Update) bool { return all[len(all)-1].Revision == next })
 	require.Equal(t, epoch, s.View().Epoch)
 	require.Len(t, s.heard.All(), 3, "the start and two edits")
+}
+
+// The same between the reading and the watch that goes on from it.
+func TestStore_watch_goes_on_from_what_was_read_over_its_connection(t *testing.T) {
+	c := newCluster(t, 1)
+	client := open(t, store.External{Endpoints: c.through()})
+	s := newStore(t, client, newPrefix())
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	var once sync.Once
+	running.Go(func() {
+		_ = s.Run(ctx, func(policy.Update) {
+			once.Do(func() {
+				c.links(refuse)
+				c.links(pass)
+				for ctx.Err() == nil {
+					if _, err := client.Get(ctx, "any"); err == nil {
+						return
+					}
+				}
+			})
+		})
+	})
+	storetest.Eventually(t, "another reading", func() bool { return s.Stats().Relists > 1 })
 }
 
 // A replica that lags is told of a revision that one was served which began a branch later.

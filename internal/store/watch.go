@@ -70,10 +70,10 @@ func (s *Store) rest(ctx context.Context, pause time.Duration) (back bool) {
 	return true
 }
 
-// follow reads everything and then follows the changes until something is wrong. confirmed
-// says that the store has proved to be alive after the reading.
+// follow opens a watch, reads everything and then follows the changes until something is wrong.
+// confirmed says that the store has proved to be alive after the reading.
 func (s *Store) follow(ctx context.Context, life int, sinks []func(policy.Update)) (confirmed bool, err error) {
-	from, err := s.relist(ctx, sinks)
+	began, err := s.newest(ctx)
 	if err != nil {
 		s.doubt(err)
 		return false, err
@@ -81,36 +81,51 @@ func (s *Store) follow(ctx context.Context, life int, sinks []func(policy.Update
 	// The mark makes etcd's client open a new stream for each watch: streams are shared by
 	// metadata, and the one before may hang. A member that has lost its leader ends the
 	// watch instead of keeping quiet.
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(
+	watching, cancel := context.WithCancel(clientv3.WithRequireLeader(
 		metadata.AppendToOutgoingContext(ctx, "policyd-watch", strconv.Itoa(life))))
-	ctx = withOneStream(ctx)
-	w := &watch{
-		store: s, sinks: sinks, from: from, probes: make(chan probe, 1), listings: make(chan comparison, 1),
-	}
+	watching = withOneStream(watching)
+	w := &watch{store: s, sinks: sinks, probes: make(chan probe, 1), listings: make(chan comparison, 1)}
 	defer cancel()
 	// The reads end before the watch does: to ask a watch that is gone for its progress would
 	// open another one.
-	reads, stop := context.WithCancel(ctx)
+	reads, stop := context.WithCancel(watching)
 	defer w.work.Wait()
 	defer stop()
 
-	// The watch begins at what was read and not after it: etcd tells no progress of one that
-	// begins at a revision to come. Watch returns when a member has accepted it, or when ctx ends.
+	// The watch stands before everything is read: data put back in between would end it. It
+	// begins at what is there and not after it: etcd tells no progress of one that begins at a
+	// revision to come. Watch returns when a member has accepted it, or when its context ends.
 	overdue := time.AfterFunc(s.timing.Silence/3, cancel)
-	responses := s.client.Watch(ctx, s.keys.prefix,
-		clientv3.WithPrefix(), clientv3.WithRev(int64(from)), clientv3.WithProgressNotify())
-	if !overdue.Stop() {
+	responses := s.client.Watch(watching, s.keys.prefix,
+		clientv3.WithPrefix(), clientv3.WithRev(int64(began)), clientv3.WithProgressNotify())
+	accepted := overdue.Stop()
+	if w.from, err = s.relist(ctx, sinks); err != nil {
+		s.doubt(err)
+		return false, err
+	}
+	if !accepted {
 		return false, errSilent
 	}
 	err = w.run(reads, responses)
 	return w.alive, err
 }
 
+// newest returns the revision that a quorum is at.
+func (s *Store) newest(ctx context.Context) (policy.Revision, error) {
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), s.timing.Request)
+	defer cancel()
+	answer, err := s.client.Get(ctx, s.keys.epoch(), clientv3.WithKeysOnly())
+	if err != nil {
+		return 0, err
+	}
+	return policy.Revision(answer.Header.GetRevision()), nil
+}
+
 // watch is one watch of the store. Its fields belong to the goroutine of run.
 type watch struct {
 	store *Store
 	sinks []func(policy.Update)
-	from  policy.Revision // in the view since before the watch
+	from  policy.Revision // in the view by the reading
 	work  sync.WaitGroup  // reads in the background
 
 	probes  chan probe
