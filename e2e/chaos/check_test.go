@@ -197,8 +197,14 @@ func checkSwitches(instance int, history []event, end time.Time, allowed func(fr
 		if bound := allowed(ends, time.Unix(0, at)); late > bound {
 			found = append(found, violation{ruleSwitch, instance, fmt.Sprintf("%s on for %v too long (%v allowed)", id, late, bound)})
 		}
+		// An instance counts from when a message came. One that was long on its way gives a late
+		// end, which the next message can take back.
+		first := s.ends
+		if e := told[id]; e != 0 {
+			first = min(first, e)
+		}
 		const early = 50 * time.Millisecond
-		if off && late < -early && !s.ended {
+		if off && at < first-int64(early) && !s.ended {
 			found = append(found, violation{ruleSwitch, instance, fmt.Sprintf("%s off %v early although nobody ended it", id, -late)})
 		}
 	}

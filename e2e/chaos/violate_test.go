@@ -175,6 +175,7 @@ func TestChecks_switches(t *testing.T) {
 	on := func(ends float64) event { return event{Kind: "on", Text: "ks", Ends: at(ends)} }
 	off := func(second float64) event { return event{Kind: "off", Text: "ks", At: at(second)} }
 	told := event{Kind: "switch", Text: "ks"}
+	tells := func(ends float64) event { return event{Kind: "switch", Text: "ks", Ends: at(ends)} }
 	for name, tc := range map[string]struct {
 		history []event
 		end     float64
@@ -184,6 +185,8 @@ func TestChecks_switches(t *testing.T) {
 		"off early because policyd ended it":    {[]event{on(5), told, off(2)}, 9, 0},
 		"on, and its end is yet to come":        {[]event{on(5)}, 4, 0},
 		"extended, off at the new end":          {[]event{on(5), on(8), off(8)}, 9, 0},
+		"off at an end that a slow message hid": {[]event{tells(3), on(5), tells(4), off(4.2)}, 9, 0},
+		"off before the end that policyd told":  {[]event{tells(3), on(5), tells(4), off(3.5)}, 9, 1},
 		"off too late":                          {[]event{on(5), off(6.5)}, 9, 1},
 		"on for ever":                           {[]event{on(5)}, 9, 1},
 		"off early for no reason":               {[]event{on(5), off(2)}, 9, 1},
