@@ -322,6 +322,22 @@ func TestResume(t *testing.T) {
 		require.Empty(t, u.GetEntries())
 		require.Equal(t, at.GetRevision(), u.GetRevision())
 	})
+	t.Run("what came and went unseen here: its deletion", func(t *testing.T) {
+		base.until(b.put("shop/payments/f", "f"))
+		unseen := policyChange("shop/payments/u", "u")
+		unseen.Revision = b.revision
+		entries := held()
+		entries[unseen.Key] = &policydv1.Entry{Key: unseen.Key, Revision: int64(unseen.Revision)}
+		at := &policydv1.ResumePoint{Epoch: "e1", Revision: int64(unseen.Revision), Hash: base.at.GetHash() + hashOf(unseen)}
+		b.commit(deletion("shop/payments/u"))
+		base.until(b.put("shop/payments/f", "g"))
+		p := back(t, at, entries)
+		u := p.update()
+		require.False(t, u.GetSnapshot())
+		require.Len(t, u.GetEntries(), 2)
+		require.NotContains(t, p.held, unseen.Key)
+		require.Equal(t, base.at.GetHash(), u.GetHash())
+	})
 	t.Run("older than the deletions that are known: a snapshot", func(t *testing.T) {
 		b.since = b.revision
 		base.until(b.put("shop/payments/e", "e"))

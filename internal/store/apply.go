@@ -111,7 +111,7 @@ func (s *Store) applyDocument(key string, kv *mvccpb.KeyValue, gone bool) (polic
 		d, known := s.state.documents[key]
 		if !known {
 			s.state.deleted[key] = revision
-			return policy.Change{}, false
+			return s.state.deletion(key, revision), true
 		}
 		s.state.remove(key, d, revision)
 		return policy.Change{Key: key, Revision: revision, Scope: d.scope, Urgent: d.active != nil}, true

@@ -147,9 +147,9 @@ func written(key string, d document) policy.Change {
 }
 
 // deletion describes a deleted key when only the key is known. A switch that nobody
-// remembers concerns everyone: hearing of it twice does no harm.
+// remembers concerns everyone, as does a key that is none: hearing of it does no harm.
 func (st *state) deletion(key string, revision policy.Revision) policy.Change {
-	if scope, ok := strings.CutPrefix(key, dirPolicies); ok {
+	if scope, ok := strings.CutPrefix(key, dirPolicies); ok && scope != "" {
 		return policy.Change{Key: key, Revision: revision, Scope: engine.Scope(scope)}
 	}
 	scope := engine.Global
@@ -187,6 +187,13 @@ func (st *state) difference(old *state) (changes []policy.Change, past bool) {
 	}
 	for _, c := range changes {
 		past = past || c.Revision <= old.revision
+	}
+	// What came and went in between was never seen here, but an instance may hold it that was
+	// with another replica.
+	for key, revision := range st.deleted {
+		if _, known := old.documents[key]; !known && revision > old.deleted[key] {
+			changes = append(changes, st.deletion(key, revision))
+		}
 	}
 	sortChanges(changes)
 	return changes, past

@@ -279,3 +279,19 @@ func TestO_ST_03_no_document_hangs_on_a_lease(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, leases.Leases)
 }
+
+// An instance may hold, from another replica, what came and went while this one was cut off.
+func TestStore_what_came_and_went_unseen_is_told_as_deleted(t *testing.T) {
+	c := newCluster(t, 1)
+	s := c.run(t)
+	before := commit(t, s.other, put("shop/y", 2, 0))
+	s.heard.Wait(t, "the policy", func(all []policy.Update) bool { return all[len(all)-1].Revision == before })
+	c.links(refuse)
+	came := commit(t, s.other, put("shop/x", 2, 0))
+	gone := commit(t, s.other, remove("shop/x", came))
+	last := commit(t, s.other, put("shop/y", 3, before))
+	c.links(pass)
+	all := s.heard.Wait(t, "the last edit", func(all []policy.Update) bool { return all[len(all)-1].Revision == last })
+	require.False(t, all[len(all)-1].Reset)
+	require.Contains(t, all[len(all)-1].Changes, policy.Change{Key: "policies/shop/x", Revision: gone, Scope: "shop/x"})
+}
